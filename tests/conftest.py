@@ -1,0 +1,28 @@
+"""Fixtures every room of the test suite shares."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+REPO = Path(__file__).resolve().parent.parent
+# Tools of the virtual environment (node, cdk, ruff …) for the subprocesses that tests start, also where it is not activated.
+os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
+
+
+@pytest.fixture(scope="session")
+def repo() -> Path:
+    """Root of the checkout."""
+    return REPO
+
+
+@pytest.fixture(scope="session")
+def shared_dir() -> Path:
+    """The folder of facts and cases beside the checkout; tests that need it skip where it is absent."""
+    path = REPO.parent / "shared"
+    if not path.is_dir():
+        pytest.skip("needs ../shared (facts and cases), which is not beside this checkout")
+    return path
