@@ -1,0 +1,72 @@
+# make demo | test | test-faults | synth | lint | bench | clean
+# Each target sets up .venv by itself when it is missing or older than the requirements.
+
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(CURDIR)/$(VENV)/bin
+export PATH := $(BIN):$(PATH)
+# The library reports usage nowhere; neither do the tools it starts.
+export RAY_USAGE_STATS_ENABLED := 0
+export CDK_DISABLE_VERSION_CHECK := 1
+export CDK_DISABLE_CLI_TELEMETRY := true
+export PYTHONUNBUFFERED := 1
+
+# Extra arguments for pip, for example an index of CPU wheels: make demo TORCH_PIP_ARGS='--index-url <CPU wheel index>'
+TORCH_PIP_ARGS ?=
+# Extra arguments for pytest and for the demo's job: make test PYTEST_ARGS='-k settings', make demo DEMO_ARGS='--steps 50'
+PYTEST_ARGS ?=
+DEMO_ARGS ?=
+
+.PHONY: demo test test-faults synth diff lint bench clean venv venv-cdk
+
+venv: $(VENV)/.stamp-dev
+venv-cdk: $(VENV)/.stamp-cdk
+
+$(VENV)/bin/python:
+	@echo "==> creating $(VENV)"
+	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "Python 3.11 or newer is needed, got " + sys.version.split()[0] + "; run make with PYTHON=python3.11")'
+	@$(PYTHON) -m venv $(VENV)
+
+# What a review of `cdk synth` needs: no torch, no Ray, no system Node.js.
+$(VENV)/.stamp-cdk: requirements-cdk.txt pyproject.toml | $(VENV)/bin/python
+	@echo "==> installing requirements-cdk.txt (CDK, its command line and Node.js)"
+	@$(BIN)/python -m pip install --disable-pip-version-check --progress-bar on -q -r requirements-cdk.txt
+	@touch $@
+
+# torch first and by its exact version: a CPU wheel that pip can see is taken, and Ray or transformers never pull another.
+$(VENV)/.stamp-job: requirements.txt $(VENV)/.stamp-cdk
+	@echo "==> installing requirements.txt (PyTorch, Ray, transformers: the large part)"
+	@$(BIN)/python tools/install_torch.py $(TORCH_PIP_ARGS)
+	@$(BIN)/python -m pip install --disable-pip-version-check -q -r requirements.txt
+	@touch $@
+
+$(VENV)/.stamp-dev: requirements-dev.txt $(VENV)/.stamp-job
+	@echo "==> installing requirements-dev.txt (test tools)"
+	@$(BIN)/python -m pip install --disable-pip-version-check -q -r requirements-dev.txt
+	@touch $@
+
+synth: $(VENV)/.stamp-cdk ## review what would be deployed: no account, region or credentials needed
+	$(BIN)/cdk synth --quiet
+
+diff: $(VENV)/.stamp-cdk
+	$(BIN)/cdk diff
+
+demo: $(VENV)/.stamp-job ## synthesize, then train and resume the same job on a local Ray cluster
+	$(BIN)/python tools/demo.py $(DEMO_ARGS)
+
+test: $(VENV)/.stamp-dev ## the suite that CI runs
+	$(BIN)/python -m pytest -m "not faults" $(PYTEST_ARGS)
+
+test-faults: $(VENV)/.stamp-dev ## the long fault matrix; results under bench/results/
+	$(BIN)/python -m pytest -m faults $(PYTEST_ARGS)
+
+lint: $(VENV)/.stamp-dev
+	$(BIN)/ruff check .
+	$(BIN)/mypy constructs/eks_ray_train stacks app.py tools
+	$(BIN)/mypy job
+
+bench: $(VENV)/.stamp-dev ## measurements that need no GPU; results under bench/results/
+	@set -e; for script in synth_time capacity_find gate_speed data_pack; do echo "==> bench/$$script.py"; $(BIN)/python bench/$$script.py; done
+
+clean:
+	rm -rf $(VENV) cdk.out .demo dist build .pytest_cache .mypy_cache .ruff_cache
