@@ -1,15 +1,47 @@
-"""The job's error root. Each error carries the exit code that `train.py` ends with (docs: exit codes of the job)."""
+"""Errors of the job: each carries the exit code of ``train.py`` and says whether another attempt could help.
+
+The library's errors are not imported: the job runs alone in the pods, and the command line between them is the contract.
+"""
 
 from __future__ import annotations
 
+EXIT_OK = 0
+EXIT_UNEXPECTED = 1
+EXIT_USAGE = 2
+EXIT_FAILED = 4
+EXIT_STOPPED = 143  # 128 + SIGTERM
+
 
 class JobError(Exception):
-    """Something outside the user's command went wrong (storage, a damaged file, a lost peer). One clear message."""
+    """Root of what the job raises itself. ``retryable`` False: the same input would fail again, so no restart."""
 
-    exit_code = 1
+    exit_code = EXIT_FAILED
+    retryable = False
 
 
-class JobUsageError(JobError):
-    """The user's arguments or data cannot work. The message says what, got, allowed and remedy; no traceback."""
+class JobUsageError(JobError, ValueError):
+    """Wrong flag, file or combination of flags (exit code 2)."""
 
-    exit_code = 2
+    exit_code = EXIT_USAGE
+
+
+class ModelError(JobUsageError):
+    """A model that this job cannot train as asked: no blocks found, unknown head, missing weights."""
+
+
+class CheckpointError(JobError):
+    """A checkpoint that was asked for by path is missing, incomplete or damaged, or storage is not shared."""
+
+
+class NonFiniteLossError(JobError):
+    """The loss or the gradient norm became NaN or infinite; carries the step and the last good checkpoint in its text."""
+
+
+class ClusterWaitError(JobError):
+    """The GPUs or CPUs that the job needs did not join in time."""
+
+
+class CollectiveTimeoutError(JobError):
+    """No progress within the limit: at least one rank is missing from a collective."""
+
+    retryable = True

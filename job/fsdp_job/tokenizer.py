@@ -80,7 +80,9 @@ class HuggingFaceTokenizer:
         encoded = self._tokenizer(texts, add_special_tokens=False, return_attention_mask=False, verbose=False)
         whole = [[*self._bos, *ids, self.eos_id] for ids in encoded["input_ids"]]
         lengths = np.array([len(ids) for ids in whole], dtype=np.int64)
-        return np.fromiter((number for ids in whole for number in ids), dtype=np.int64, count=int(lengths.sum())), lengths
+        return np.fromiter(
+            (number for ids in whole for number in ids), dtype=np.int64, count=int(lengths.sum())
+        ), lengths
 
     def decode(self, ids: list[int]) -> str:
         ids = ids[:-1] if ids and ids[-1] == self.eos_id else ids
