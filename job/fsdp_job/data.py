@@ -7,21 +7,20 @@ alone. An epoch's last places are joined by the next epoch's first: every sequen
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections import deque
-from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
 
 from fsdp_job.data_cache import localize
-from fsdp_job.data_order import Order, Position, Split, key64, mix64, step_places, train_ids
-from fsdp_job.data_pack import record_dtype
-from fsdp_job.errors import JobError, JobUsageError
-from fsdp_job.prepare import RANDOM, DataSpec, Index, PreparedData, prepare
+from fsdp_job.data_order import Order, Position, Split, step_places, train_ids
+from fsdp_job.data_readers import RandomReader, Reader, ShardReader
+from fsdp_job.data_spec import RANDOM, DataSpec, PreparedData
+from fsdp_job.errors import JobUsageError
+from fsdp_job.prepare import prepare
 
 __all__ = ["Batches", "DataSpec", "Position", "PreparedData", "open_batches", "prepare"]
 
@@ -29,76 +28,6 @@ IGNORED = -100
 """The label that the loss leaves out (torch.nn.functional.cross_entropy's default ignore_index)."""
 
 SplitName = Literal["train", "eval"]
-Arrays = tuple[np.ndarray, np.ndarray]
-
-
-class _Reader(Protocol):
-    """Sequences by number: tokens [n, seq_len + 1] and, of the same shape, whether a document begins there."""
-
-    def read(self, ids: np.ndarray) -> Arrays: ...
-
-    def close(self) -> None: ...
-
-
-class _ShardReader:
-    """One pread a sequence. Not a memory map: a file that shrinks or a disk that fails would kill the process by SIGBUS,
-    where a read says which file it was."""
-
-    def __init__(self, folder: Path, index: Index) -> None:
-        self._record = record_dtype(index.seq_len, index.dtype)
-        self._width = index.seq_len + 1
-        self._shards = [(folder / shard.name, shard.header) for shard in index.shards]
-        self._firsts = np.cumsum([0, *(shard.sequences for shard in index.shards)])[:-1]
-        self._files: dict[int, int] = {}
-
-    def read(self, ids: np.ndarray) -> Arrays:
-        records = np.empty(len(ids), dtype=self._record)
-        buffer = memoryview(records.view(np.uint8).data).cast("B")
-        size = self._record.itemsize
-        shards = np.searchsorted(self._firsts, ids, side="right") - 1
-        places = ids - self._firsts[shards]
-        for row, (shard, place) in enumerate(zip(shards.tolist(), places.tolist(), strict=True)):
-            path, header = self._shards[shard]
-            try:
-                got = os.preadv(self._open(shard, path), [buffer[row * size : (row + 1) * size]], header + place * size)
-            except OSError as error:
-                raise JobError(f"packed data {path} cannot be read: {error.strerror or error}") from error
-            if got != size:
-                raise JobError(
-                    f"packed data {path} is cut short: sequence {place} has {got} of {size} bytes; start the job again"
-                )
-        starts = np.unpackbits(records["starts"], axis=1, count=self._width)
-        return records["tokens"], starts.view(bool)
-
-    def _open(self, shard: int, path: Path) -> int:
-        if shard not in self._files:
-            if len(self._files) >= 256:  # stay far below the usual limit of open files
-                os.close(self._files.pop(next(iter(self._files))))
-            self._files[shard] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        return self._files[shard]
-
-    def close(self) -> None:
-        while self._files:
-            os.close(self._files.popitem()[1])
-
-
-class _RandomReader:
-    """Synthetic tokens: a hash of (seed, sequence, place), the same on every machine, no file read."""
-
-    def __init__(self, seq_len: int, seed: int, vocab_size: int) -> None:
-        self._width, self._key, self._vocab_size = seq_len + 1, key64(seed, 1), np.uint64(vocab_size)
-
-    def read(self, ids: np.ndarray) -> Arrays:
-        counters: np.ndarray = ids.astype(np.uint64)[:, None] * np.uint64(self._width) + np.arange(
-            self._width, dtype=np.uint64
-        )
-        tokens = (mix64(counters ^ self._key) % self._vocab_size).astype(np.int64)
-        starts = np.zeros(tokens.shape, dtype=bool)
-        starts[:, 0] = True
-        return tokens, starts
-
-    def close(self) -> None:
-        """Nothing is open."""
 
 
 class _Selector:
@@ -107,7 +36,7 @@ class _Selector:
     def __init__(
         self,
         prepared: PreparedData,
-        reader: _Reader,
+        reader: Reader,
         *,
         split: SplitName,
         rank: int,
@@ -287,11 +216,11 @@ def open_batches(
             f"{position} lies outside the {split} split of {n} sequences; the checkpoint belongs to other data, "
             "another --seq-len or another --eval-sequences: use those, or --resume never"
         )
-    reader: _Reader
+    reader: Reader
     if prepared.dataset == RANDOM:
-        reader = _RandomReader(prepared.seq_len, prepared.seed, prepared.vocab_size)
+        reader = RandomReader(prepared.seq_len, prepared.seed, prepared.vocab_size)
     else:
-        reader = _ShardReader(*localize(prepared))
+        reader = ShardReader(*localize(prepared))
     selector = _Selector(
         prepared, reader, split=split, rank=rank, world_size=world_size, micro_batch=micro_batch, accumulate=accumulate
     )

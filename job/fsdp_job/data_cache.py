@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import IO
 
 from fsdp_job.data_pack import Shard
+from fsdp_job.data_spec import INDEX_NAME, Index, PreparedData
 from fsdp_job.data_store import first_line, is_local, join, open_input, read_bytes, write_local
 from fsdp_job.errors import JobError, JobUsageError
-from fsdp_job.prepare import INDEX_NAME, Index, PreparedData
 
 logger = logging.getLogger(__name__)
 

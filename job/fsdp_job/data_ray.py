@@ -7,7 +7,8 @@ import pickle
 from collections.abc import Callable
 from typing import Any
 
-from fsdp_job.errors import JobError, JobUsageError
+from fsdp_job.data_store import first_line
+from fsdp_job.errors import JobError
 
 MAX_BLOCKS = 1024
 
@@ -18,6 +19,7 @@ def run_with_ray(function: Callable[..., Any], arguments: list[dict[str, Any]]) 
     The function must be repeatable: Ray runs a task again when its node is lost. A JobError that it raises is raised here.
     """
     import ray.data
+    import ray.exceptions
 
     context = ray.data.DataContext.get_current()
     shown, context.enable_progress_bars = context.enable_progress_bars, False
@@ -25,6 +27,8 @@ def run_with_ray(function: Callable[..., Any], arguments: list[dict[str, Any]]) 
         items = [{"number": number, "task": pickle.dumps((function, each))} for number, each in enumerate(arguments)]
         blocks = min(len(items), MAX_BLOCKS)
         rows = ray.data.from_items(items, override_num_blocks=blocks).map(_run, num_cpus=1).take_all()
+    except ray.exceptions.RayError as error:
+        raise JobError(f"packing the data on the cluster failed: {first_line(error)}") from error
     finally:
         context.enable_progress_bars = shown
     results = [pickle.loads(row["result"]) for row in sorted(rows, key=lambda row: row["number"])]
@@ -42,7 +46,7 @@ def _run(row: dict[str, Any]) -> dict[str, Any]:
     function, arguments = pickle.loads(row["task"])
     try:
         result: Any = function(**arguments)
-    except (JobError, JobUsageError) as error:
+    except JobError as error:
         # As a value: Ray would wrap it into an error of its own with a traceback, and try the task again.
         result = error
     return {"number": row["number"], "result": pickle.dumps(result)}
