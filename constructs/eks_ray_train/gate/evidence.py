@@ -1,0 +1,206 @@
+"""What a log or a run showed about its transport: counted facts per rank, bounded in memory, no judgement of the run.
+
+A *rank* here is one worker process. Its facts only ever grow, so the order of lines never changes an answer, and a
+process that restarts is another rank: what an earlier attempt did is not forgotten.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+MAX_LINES = 5
+"""Verbatim lines kept per rank and per node."""
+MAX_LINE_CHARS = 1000
+"""Longer evidence is cut: a process may print a line of megabytes."""
+MAX_RANKS = 65_536
+"""Processes told apart; far above the largest cluster, so that hostile input cannot fill memory."""
+
+
+class Transport(Enum):
+    """What carried the traffic between nodes. ``UNKNOWN`` (no answer) reads ``none`` outside."""
+
+    EFA = "efa"
+    SOCKET = "socket"
+    OFI_OTHER = "ofi-other"
+    IB = "ib"
+    NONE = "none"
+    MIXED = "mixed"
+    UNKNOWN = "unknown"
+
+    @property
+    def json_value(self) -> str:
+        """The word in ``gate --json``."""
+        return "none" if self is Transport.UNKNOWN else self.value
+
+
+class Net(Enum):
+    """NCCL's network by the name of its plugin. aws-ofi-nccl calls itself "Libfabric", up to 1.9 "AWS Libfabric"."""
+
+    OFI = "Libfabric"
+    SOCKET = "Socket"
+    IB = "IB"
+    FOREIGN = "another network"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExpectedFabric:
+    """What the instance catalogue knows about a node; ``None`` means that it is not checked."""
+
+    nics: int | None = None
+    gpudirect_rdma: bool | None = None
+
+
+@dataclass(slots=True, eq=False)
+class RankEvidence:
+    """Everything one process printed about networks. ``pid`` is None for lines that name no process."""
+
+    host: str | None
+    ip: str | None
+    pid: int | None
+    rank: int | None = None
+    """Global rank where a line or an event says it."""
+    comm_ranks: tuple[int, int] | None = None
+    """(ranks of the communicator, own rank in it), of the largest communicator seen."""
+    providers: set[str] = field(default_factory=set)
+    networks: set[Net] = field(default_factory=set)
+    """From "Using network" and "Assigned NET plugin"."""
+    initialized: set[Net] = field(default_factory=set)
+    """From "Initialized NET plugin": weaker, since a plugin that starts may still not be chosen."""
+    channels: dict[Net, int] = field(default_factory=dict)
+    """Channels that cross the network, by its name."""
+    foreign_names: set[str] = field(default_factory=set)
+    local_channels: int = 0
+    gdr_channels: int = 0
+    nics: set[int] = field(default_factory=set)
+    hints: set[Net] = field(default_factory=set)
+    """What is left when nothing stronger is shown: "No plugin found", "NET/Socket : Using"."""
+    ofi_seen: bool = False
+    plugin_failed: bool = False
+    cut: bool = False
+    """A line of this process broke off where it could have named a network."""
+    cut_bare: bool = False
+    """The same for fragments that name nobody and lack NCCL's marker."""
+    cut_channel: bool = False
+    statements: int = 0
+    repeats: int = 0
+    """How many more ranks Ray's deduplication folded into this rank's lines about EFA."""
+    lines: list[str] = field(default_factory=list)
+    against: list[str] = field(default_factory=list)
+    """Lines that speak of anything but EFA."""
+    errors: list[str] = field(default_factory=list)
+
+    def keep(self, where: list[str], line: str, *, most: int = MAX_LINES) -> None:
+        if len(where) < most and line[:MAX_LINE_CHARS] not in where:
+            where.append(line[:MAX_LINE_CHARS])
+
+    @property
+    def number(self) -> int | None:
+        """The global rank as far as known: said by an event or launcher, else that of the largest communicator."""
+        if self.rank is not None:
+            return self.rank
+        return self.comm_ranks[1] if self.comm_ranks else None
+
+    @property
+    def has_channels(self) -> bool:
+        return bool(self.channels or self.local_channels or self.cut_channel)
+
+    @property
+    def net_channels(self) -> int:
+        return sum(self.channels.values())
+
+    @property
+    def strong(self) -> bool:
+        """A whole line about this rank's network was seen."""
+        return bool(self.channels or self.networks or self.initialized or self.providers)
+
+    @property
+    def settled(self) -> bool:
+        """Nothing that a broken-off line of this rank could have said would be news."""
+        return bool(self.channels or self.networks)
+
+    def absorb(self, other: RankEvidence) -> None:
+        """Take over what another record says of the same process (its lines came with and without Ray's prefix)."""
+        self.host, self.ip = self.host or other.host, self.ip or other.ip
+        self.rank = self.rank if self.rank is not None else other.rank
+        self.comm_ranks = max((c for c in (self.comm_ranks, other.comm_ranks) if c), default=None)
+        for name in ("providers", "networks", "initialized", "foreign_names", "nics", "hints"):
+            getattr(self, name).update(getattr(other, name))
+        for net, count in other.channels.items():
+            self.channels[net] = self.channels.get(net, 0) + count
+        for name in ("local_channels", "gdr_channels", "statements"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        for name in ("ofi_seen", "plugin_failed", "cut", "cut_bare", "cut_channel"):
+            setattr(self, name, getattr(self, name) or getattr(other, name))
+        self.repeats = max(self.repeats, other.repeats)
+        for name in ("lines", "against", "errors"):
+            for line in getattr(other, name):
+                self.keep(getattr(self, name), line)
+
+    def copy(self) -> RankEvidence:
+        """A record of its own with the same facts."""
+        new = RankEvidence(host=self.host, ip=self.ip, pid=self.pid)
+        new.absorb(self)
+        return new
+
+    def transport(self, providers_elsewhere: set[str]) -> Transport:
+        """This rank's transport; a rank on Libfabric that never names its provider has the one all the others name."""
+        said = set(self.channels) | self.networks
+        if len(said) > 1:
+            return Transport.MIXED
+        said = said or self.initialized
+        if len(said) > 1:
+            return Transport.MIXED
+        if not said and self.providers:
+            if self.plugin_failed and "efa" in self.providers:
+                return Transport.UNKNOWN
+            said = {Net.OFI}
+        if not said and not self.ofi_seen and not self.local_channels:
+            said = {Net.IB} if Net.IB in self.hints else set(self.hints)
+        if not said:
+            return Transport.UNKNOWN
+        (net,) = said
+        if net is Net.SOCKET and "efa" in self.providers and self.pid is None:
+            return Transport.MIXED  # lines without a process may come from several
+        if net is not Net.OFI:
+            return {Net.SOCKET: Transport.SOCKET, Net.IB: Transport.IB}.get(net, Transport.UNKNOWN)
+        providers = self.providers or providers_elsewhere
+        if not providers:
+            return Transport.UNKNOWN
+        if providers == {"efa"}:
+            return Transport.EFA
+        return Transport.MIXED if "efa" in providers else Transport.OFI_OTHER
+
+
+@dataclass(slots=True)
+class Counters:
+    """EFA hardware counters of one node, bytes moved during the run. ``None``: the node reported none."""
+
+    sent: int | None = None
+    received: int | None = None
+
+    @property
+    def moved(self) -> bool:
+        return bool(self.sent) and bool(self.received)
+
+
+@dataclass(slots=True)
+class Evidence:
+    """All that is known about one run."""
+
+    ranks: list[RankEvidence] = field(default_factory=list)
+    lines: int = 0
+    nccl_lines: int = 0
+    single_node_comms: int = 0
+    multi_node_comms: int = 0
+    ray_nodes: set[str] = field(default_factory=set)
+    """Addresses of nodes whose Ray Train workers printed anything at all."""
+    overflow: int = 0
+    """Lines of processes beyond ``MAX_RANKS``."""
+    strict: bool = False
+    """Built from transport events: every rank and every node must answer, and counters must have moved."""
+    counters: dict[str, Counters] = field(default_factory=dict)
+    """By node, from events."""
+    world_size: int | None = None
+    problems: list[str] = field(default_factory=list)
+    """What was wrong with the events themselves; each forbids a pass."""

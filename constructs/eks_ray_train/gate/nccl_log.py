@@ -1,0 +1,211 @@
+"""Streaming parser of NCCL, aws-ofi-nccl and libfabric log lines: lines in, :class:`Evidence` out.
+
+Memory grows with the number of processes that speak, never with the number of lines. Most of a big log is channel
+lines that differ only in numbers, so a line whose prefix and network were seen before is only counted.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from eks_ray_train.gate.evidence import MAX_RANKS, Evidence, Net, RankEvidence
+from eks_ray_train.gate.lines import Kind, Parsed, parse, read_prefix, strip_colour
+
+HEAD_BYTES = 8192
+"""How much of one line is read as a line; what follows is only searched for words against EFA."""
+_MEMO_MAX = 100_000
+_AGAINST = re.compile(
+    rb"\[(?:send|receive)\] via NET/(?:Socket|IB)|Using network (?:Socket|IB)\b|NET plugin (?:Socket|IB) to comm"
+)
+_TIMESTAMP = re.compile(rb"\[?\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d[.,\d]*(?:Z|[+-]\d\d:?\d\d)?\]? *")
+_CUT_END = re.compile(rb"[A-Za-z>\d]:\d+:\d*(?: (?:\[\d*\]? ?N?C?C?L?)?)?$")
+_WORDS = (b"NET/", b"Using network", b"NET plugin", b"Channel ", b"via ")
+_MEMO_MARK = b"NCCL INFO Channel "
+_VIA = b" via "
+
+Identity = tuple[str, int]
+"""(node, global rank), where the caller knows whose lines these are."""
+
+
+class LogParser:
+    """Feed lines or chunks in any order and pieces; ``evidence()`` may be asked at any time.
+
+    Accepts text or bytes in any state: colours, carriage returns, invalid UTF-8, NULs, lines of megabytes, lines cut at
+    either end. Nothing that it reads makes it raise.
+    """
+
+    def __init__(self) -> None:
+        self._ranks: dict[tuple[str | None, str | None, int | None], RankEvidence] = {}
+        self._memo: dict[bytes, tuple[RankEvidence, Net | None, bool]] = {}
+        self._ray_prefixes: set[bytes] = set()
+        self._out = Evidence()
+
+    def feed(self, line: str | bytes, identity: Identity | None = None) -> None:
+        """One line, with or without its end (several lines in one piece are taken apart).
+
+        ``identity``: the node and global rank whose own file the line is from; otherwise the line's prefixes tell.
+        """
+        raw = line.encode("utf-8", "replace") if isinstance(line, str) else bytes(line)
+        self._feed_lines(raw.replace(b"\r", b"\n").split(b"\n"), identity)
+
+    def feed_chunk(self, chunk: bytes) -> None:
+        """Many whole lines at once: the fast way for files."""
+        if b"\r" in chunk:
+            chunk = chunk.replace(b"\r", b"\n")
+        if b"NCCL" not in chunk and b"(Ray" not in chunk and not any(word in chunk for word in _WORDS):
+            self._out.lines += chunk.count(b"\n")
+            return
+        self._feed_lines(chunk.split(b"\n"), None)
+
+    def evidence(self) -> Evidence:
+        """What has been shown so far."""
+        self._out.ranks = list(self._ranks.values())
+        return self._out
+
+    def _feed_lines(self, lines: Iterable[bytes], identity: Identity | None) -> None:
+        memo = self._memo
+        out = self._out
+        for line in lines:
+            if not line:
+                continue
+            out.lines += 1
+            at = line.find(b"NCCL")
+            if at < 0:
+                self._without_marker(line, identity)
+                continue
+            out.nccl_lines += 1
+            key = None
+            if identity is None and line.startswith(_MEMO_MARK, at):
+                via = line.rfind(_VIA, at)
+                if via > 0 and len(line) < 600 and line.find(b"NCCL", at + 4) < 0:
+                    start = 0
+                    if line[:2] in (b"[2", b"20") and (stamp := _TIMESTAMP.match(line)):
+                        start = stamp.end()
+                    key = line[start:at] + line[via:]
+                    known = memo.get(key)
+                    if known is not None:
+                        rank, net, gdr = known
+                        if net is None:
+                            rank.local_channels += 1
+                        else:
+                            rank.channels[net] += 1
+                            rank.gdr_channels += gdr
+                        continue
+            self._parse(line, identity, key)
+
+    def _without_marker(self, line: bytes, identity: Identity | None) -> None:
+        """Most lines of a log: the program's own. Three kinds matter: bare NCCL text, cut prefixes, Ray's prefix."""
+        if (
+            len(line) > HEAD_BYTES
+            or any(word in line for word in _WORDS)
+            or _CUT_END.search(line, max(0, len(line) - 60))
+        ):
+            self._parse(line, identity, None)
+        close = line.find(b")", 0, 200) if b"TrainWorker" in line[:120] else -1
+        if close > 0 and (head := line[: close + 1]) not in self._ray_prefixes:
+            prefix = read_prefix(strip_colour(head + b" "))
+            if prefix.ray and prefix.ip and len(self._out.ray_nodes) < MAX_RANKS:
+                self._out.ray_nodes.add(prefix.ip)
+            if len(self._ray_prefixes) > _MEMO_MAX:
+                self._ray_prefixes.clear()
+            self._ray_prefixes.add(head)
+
+    def _parse(self, line: bytes, identity: Identity | None, key: bytes | None) -> None:
+        said = parse(line[:HEAD_BYTES])
+        if len(line) > HEAD_BYTES and (late := _AGAINST.search(line, HEAD_BYTES)):
+            net = Net.IB if late[0].endswith((b"IB", b"IB to comm")) else Net.SOCKET
+            self._against(net, late[0].decode("ascii", "replace"))
+        if said is None:
+            return
+        rank = self._rank(said, identity)
+        if rank is None:
+            self._out.overflow += 1
+            return
+        self._apply(said, rank, line)
+        if key is not None and said.kind in (Kind.NET_CHANNEL, Kind.LOCAL_CHANNEL):
+            if len(self._memo) > _MEMO_MAX:
+                self._memo.clear()
+            self._memo[key] = (rank, said.net if said.kind is Kind.NET_CHANNEL else None, said.gdr)
+
+    def _rank(self, said: Parsed, identity: Identity | None) -> RankEvidence | None:
+        if identity is not None:
+            key: tuple[str | None, str | None, int | None] = (identity[0], "", identity[1])
+        else:
+            key = (said.host, said.ip, said.pid)
+        rank = self._ranks.get(key)
+        if rank is None:
+            if len(self._ranks) >= MAX_RANKS:
+                return None
+            rank = RankEvidence(host=key[0], ip=key[1] or None, pid=key[2])
+            if identity is not None:
+                rank.rank = identity[1]
+            self._ranks[key] = rank
+        if said.mpi_rank is not None:
+            rank.rank = said.mpi_rank
+        return rank
+
+    def _against(self, net: Net, words: str) -> None:
+        key = (None, None, None)
+        rank = self._ranks.setdefault(key, RankEvidence(host=None, ip=None, pid=None))
+        rank.networks.add(net)
+        rank.keep(rank.against, words)
+
+    def _apply(self, said: Parsed, rank: RankEvidence, line: bytes) -> None:
+        kind, net = said.kind, said.net
+        rank.statements += 1
+        rank.ofi_seen |= said.ofi
+        rank.plugin_failed |= said.plugin_failed
+        if said.own_rank is not None and (rank.comm_ranks is None or said.size > rank.comm_ranks[0]):
+            rank.comm_ranks = (said.size, said.own_rank)
+        if kind is Kind.OTHER and not said.error:
+            return
+        text = line[:2000].decode("utf-8", "replace").strip("\r\n")
+        if said.error:
+            rank.keep(rank.errors, text, most=3)
+        if kind in (Kind.CUT, Kind.CUT_CHANNEL):
+            if rank.pid is None and rank.host is None and not said.nccl:
+                rank.cut_bare = True
+            else:
+                rank.cut = True
+            rank.cut_channel |= kind is Kind.CUT_CHANNEL
+        elif kind is Kind.COMM:
+            if said.nodes == 1:
+                self._out.single_node_comms += 1
+            elif said.nodes is not None:
+                self._out.multi_node_comms += 1
+        elif kind is Kind.LOCAL_CHANNEL:
+            rank.local_channels += 1
+        elif kind is Kind.FOREIGN:
+            rank.networks.add(Net.FOREIGN)
+            if len(rank.foreign_names) < 5:
+                rank.foreign_names.add(said.value)
+            rank.keep(rank.against, text)
+        elif kind is Kind.PROVIDER:
+            if len(rank.providers) < 8:
+                rank.providers.add(said.value)
+            if said.number is not None and len(rank.nics) < 8:
+                rank.nics.add(said.number)
+            self._record(rank, text, for_efa=said.value == "efa", repeated=said.repeated)
+        elif net is not None:
+            if kind is Kind.NET_CHANNEL:
+                first = net not in rank.channels
+                rank.channels[net] = rank.channels.get(net, 0) + 1
+                rank.gdr_channels += said.gdr
+                if not first and net is Net.OFI:
+                    return
+            elif kind is Kind.NETWORK:
+                rank.networks.add(net)
+            elif kind is Kind.INITIALIZED:
+                rank.initialized.add(net)
+            else:
+                rank.hints.add(net)
+            self._record(rank, text, for_efa=net is Net.OFI, repeated=said.repeated)
+
+    @staticmethod
+    def _record(rank: RankEvidence, text: str, *, for_efa: bool, repeated: int) -> None:
+        if for_efa:
+            rank.repeats = max(rank.repeats, repeated)
+            rank.keep(rank.lines, text)
+        else:
+            rank.keep(rank.against, text)

@@ -1,0 +1,106 @@
+"""Sort processes by the node they run on. Host names alone do not tell nodes apart: pods may share one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from eks_ray_train.gate.evidence import MAX_LINES, Evidence, Net, RankEvidence, Transport
+
+
+@dataclass(slots=True, eq=False)
+class Node:
+    """One node's processes. ``name`` is None for lines that name no host."""
+
+    name: str | None
+    ip: str | None = None
+    ranks: list[RankEvidence] = field(default_factory=list)
+
+    @property
+    def label(self) -> str:
+        return self.name or "(no host named)"
+
+    @property
+    def net_channels(self) -> int:
+        return sum(rank.net_channels for rank in self.ranks)
+
+    @property
+    def has_channels(self) -> bool:
+        return any(rank.has_channels for rank in self.ranks)
+
+    def lines(self, *, against_first: bool = False) -> list[str]:
+        """At most five verbatim lines, one rank after the other."""
+        order = ("against", "lines") if against_first else ("lines", "against")
+        found: list[str] = []
+        for name in order:
+            for rank in self.ranks:
+                found += [line for line in getattr(rank, name) if line not in found]
+                if len(found) >= MAX_LINES:
+                    return found[:MAX_LINES]
+        return found
+
+    def rank_numbers(self) -> list[int]:
+        """Global ranks that lines or events name, in order."""
+        return sorted({number for rank in self.ranks if (number := rank.number) is not None})
+
+    def transport(self, providers: set[str]) -> Transport:
+        """What the node's ranks agree on."""
+        kinds = {rank.transport(providers) for rank in self.ranks} - {Transport.UNKNOWN}
+        if self.has_channels and not self.net_channels:
+            return Transport.NONE
+        if not kinds:
+            return Transport.UNKNOWN
+        return kinds.pop() if len(kinds) == 1 else Transport.MIXED
+
+    def evidence_for(self, wanted: Transport, providers: set[str]) -> bool:
+        """Whether this node itself shows that it uses ``wanted``: by its channels, or, where it shows none, by selection."""
+        ranks = [rank for rank in self.ranks if rank.strong and rank.transport(providers) is wanted]
+        return any(rank.channels for rank in ranks) if self.has_channels else bool(ranks)
+
+
+def sort_into_nodes(evidence: Evidence) -> list[Node]:
+    """Nodes in order of name, the unnamed one last; records of the same process are joined."""
+    ips_of: dict[str, set[str]] = {}
+    hosts_of: dict[str, set[str]] = {}
+    for rank in evidence.ranks:
+        if rank.host and rank.ip:
+            ips_of.setdefault(rank.host, set()).add(rank.ip)
+            hosts_of.setdefault(rank.ip, set()).add(rank.host)
+    nodes: dict[tuple[str | None, str | None], Node] = {}
+    for rank in evidence.ranks:
+        ip, name = rank.ip, rank.host
+        if ip is None and name is not None and (ips := ips_of.get(name)):
+            # The same host name with and without an address: one node, unless several nodes share the name.
+            ip, name = (next(iter(ips)), name) if len(ips) == 1 else (None, None)
+        if ip is not None:
+            hosts = hosts_of.get(ip, set())
+            name = f"{min(hosts)} ({ip})" if hosts else ip
+        key = (None, ip) if ip is not None else (name, None)
+        node = nodes.setdefault(key, Node(name=name, ip=ip))
+        node.ranks.append(rank)
+    for node in nodes.values():
+        node.ranks = list(_joined(node.ranks))
+    return sorted(nodes.values(), key=lambda node: (node.name is None, node.name or ""))
+
+
+def _joined(ranks: Iterable[RankEvidence]) -> Iterable[RankEvidence]:
+    by_pid: dict[int, RankEvidence] = {}
+    for rank in ranks:
+        if rank.pid is None:
+            yield rank
+        elif rank.pid in by_pid:
+            by_pid[rank.pid].absorb(rank)
+        else:
+            by_pid[rank.pid] = rank.copy()
+    yield from by_pid.values()
+
+
+def is_silent(rank: RankEvidence) -> bool:
+    """A process that NCCL lines name but that says nothing at all about its network."""
+    return bool(
+        rank.pid is not None
+        and rank.statements
+        and not rank.strong
+        and not rank.ofi_seen
+        and not (rank.hints - {Net.OFI})
+    )

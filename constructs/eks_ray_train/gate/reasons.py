@@ -1,0 +1,207 @@
+"""The sentences of a verdict: which node, which line, what to check, in that order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from eks_ray_train.gate.evidence import Counters, Evidence, RankEvidence, Transport
+from eks_ray_train.gate.lines import strip_colour
+from eks_ray_train.gate.nodes import Node
+
+_NAMES = {
+    Transport.EFA: "EFA",
+    Transport.SOCKET: "TCP sockets",
+    Transport.OFI_OTHER: "aws-ofi-nccl with another libfabric provider than efa",
+    Transport.IB: "InfiniBand or RoCE (NET/IB)",
+    Transport.MIXED: "different transports in different processes",
+    Transport.NONE: "nothing that crosses the network",
+    Transport.UNKNOWN: "another network",
+}
+_CAUSES: tuple[tuple[tuple[str, ...], str], ...] = (
+    (
+        ("Only EFA provi", "No eligible provider", "find any optimal provider"),
+        "no EFA device in the container: check that the worker requests vpc.amazonaws.com/efa and that the EFA device plugin runs",
+    ),
+    (
+        ("Could not find", "o plugin found", "Plugin load", "cannot open shared object"),
+        "NCCL did not find the plugin: check NCCL_NET_PLUGIN=ofi and that nothing replaced the image's LD_LIBRARY_PATH",
+    ),
+    (("GDR disabled",), "GPUDirect RDMA is off on this node: check the AMI (EFA module, NVIDIA driver with dma-buf)"),
+    (
+        ("initialization failed", "Initializing plugin failed", "Failed to initialize", "OFI NCCL failure"),
+        "aws-ofi-nccl loaded and gave up: check `fi_info -p efa` in the worker and the NET/OFI warnings above this line",
+    ),
+    (
+        ("Unresponsive receiver", "4126"),
+        "EFA is blocked between the nodes: check that the security group allows all traffic to and from itself",
+    ),
+)
+_CHECKS = {
+    Transport.SOCKET: "check `fi_info -p efa` in the worker, its vpc.amazonaws.com/efa request, NCCL_NET and NCCL_NET_PLUGIN",
+    Transport.OFI_OTHER: "check `fi_info -p efa` in the worker, FI_PROVIDER, and that the node's interface is of type efa",
+    Transport.IB: "check NCCL_NET and NCCL_NET_PLUGIN: NCCL chose its built-in InfiniBand network",
+    Transport.MIXED: "check what differs between these processes: image, environment, EFA request",
+    Transport.EFA: "check that NCCL_NET=Socket (or NCCL_NET_PLUGIN=none) reached every worker",
+}
+
+
+def quote(line: str, limit: int = 240) -> str:
+    """A log line fit for one line of a terminal: no colours, no control characters, cut where long."""
+    text = strip_colour(line.encode("utf-8", "replace")).decode("utf-8", "replace")
+    text = "".join(char if char.isprintable() else " " for char in text).strip()
+    return f'"{text[:limit]}…"' if len(text) > limit else f'"{text}"'
+
+
+def _first(*groups: Iterable[str]) -> str | None:
+    return next((line for group in groups for line in group), None)
+
+
+def _cause(lines: Iterable[str]) -> str | None:
+    texts = list(lines)
+    return next((advice for words, advice in _CAUSES if any(word in text for word in words for text in texts)), None)
+
+
+def _errors(ranks: Iterable[RankEvidence]) -> list[str]:
+    return [line for rank in ranks for line in rank.errors]
+
+
+def _with(label: str, what: str, line: str | None, check: str) -> str:
+    return f"{label}: {what}{': ' + quote(line) if line else ''}; {check}"
+
+
+def job_status(status: str) -> str:
+    if status == "unknown":
+        return "the job's status is not known, and only SUCCEEDED can pass; give it with --job-status"
+    return f"the job ended as {status.upper()}, and only SUCCEEDED can pass; read the job's own error first"
+
+
+def wrong_transport(node: Node, kind: Transport, wanted: Transport) -> str:
+    errors = _errors(node.ranks)
+    line = _first(*(rank.against for rank in node.ranks)) if wanted is Transport.EFA else None
+    line = line or _first(*(rank.lines for rank in node.ranks), errors)
+    cause = (
+        _cause([*errors, *(text for rank in node.ranks for text in rank.against)]) if wanted is Transport.EFA else None
+    )
+    names = sorted({name for rank in node.ranks for name in rank.foreign_names})
+    what = f"uses {_NAMES[kind]}" + (f" ({', '.join(names)})" if names else "")
+    return _with(
+        node.label, f"{what}, not {_NAMES[wanted]}", line, cause or _CHECKS.get(kind, _CHECKS[Transport.SOCKET])
+    )
+
+
+def overall(shown: Transport, wanted: Transport) -> str:
+    return f"the run used {_NAMES[shown]}, not {_NAMES[wanted]}; {_CHECKS.get(shown, _CHECKS[Transport.SOCKET])}"
+
+
+def nothing_shown(evidence: Evidence, nodes: list[Node], shown: Transport) -> str:
+    errors = _errors(rank for node in nodes for rank in node.ranks)
+    if not evidence.nccl_lines and not any(rank.statements for node in nodes for rank in node.ranks):
+        return (
+            "no evidence: no NCCL line at all; check that the workers run with NCCL_DEBUG=INFO "
+            "(WARN prints nothing about transports) and that these are the workers' logs"
+        )
+    if shown is Transport.NONE:
+        node = next((node for node in nodes if node.has_channels), nodes[0] if nodes else None)
+        line = _first(*(rank.against + rank.lines for rank in node.ranks)) if node else None
+        return _with(
+            node.label if node else "the run",
+            "no channel crosses the network, whatever was selected: all traffic stayed within nodes",
+            line,
+            "check that the job really had workers on several nodes (--num_workers, gpu_node_count)",
+        )
+    speaking = next((node for node in nodes if _errors(node.ranks)), None)
+    return _with(
+        speaking.label if speaking else "no evidence",
+        "NCCL lines, but none says which network is used",
+        _first(errors),
+        _cause(errors) or "check that NCCL_DEBUG=INFO and that NCCL_DEBUG_SUBSYS contains INIT and NET",
+    )
+
+
+def cut_off(node: Node, rank: RankEvidence) -> str:
+    who = f"process {rank.pid}" if rank.pid is not None else "a line"
+    return f"{node.label}: {who} broke off where it names its network, so it may be anything; get the whole log of that worker"
+
+
+def silent_processes(node: Node, silent: list[RankEvidence]) -> str:
+    pids = ", ".join(str(rank.pid) for rank in silent[:8]) + (" …" if len(silent) > 8 else "")
+    return (
+        f"{node.label}: process {pids} prints NCCL lines but none about its network; "
+        "get the whole log of that worker, with RAY_DEDUP_LOGS=0"
+    )
+
+
+def overflow(count: int) -> str:
+    return f"{count} lines come from more processes than can be told apart; judge each run's log by itself"
+
+
+def node_without_evidence(node: Node, wanted: Transport) -> str:
+    if node.has_channels:
+        what = f"its channels stay within the node, none shows {_NAMES[wanted]}"
+    else:
+        what = f"prints NCCL lines but shows no {_NAMES[wanted]}"
+    line = _first(_errors(node.ranks))
+    check = _cause(_errors(node.ranks)) or "check this worker's own log and that it took part in the run"
+    return _with(node.label, what, line, check)
+
+
+def silent_node(ip: str) -> str:
+    return f"{ip}: its workers print, but no NCCL line; check that NCCL_DEBUG=INFO reaches every worker"
+
+
+def no_crossing_channel(wanted: Transport) -> str:
+    return (
+        f"no rank reports a channel between nodes over {_NAMES[wanted]}; "
+        "check that NCCL_DEBUG_SUBSYS contains INIT and NET and that the run spans nodes"
+    )
+
+
+def too_few_nodes(seen: int, expected: int, labels: list[str]) -> str:
+    names = ", ".join(labels[:8]) or "none by name"
+    return f"evidence from {seen} of {expected} nodes ({names}); the others show nothing: get their workers' logs"
+
+
+def counters_still(node: Node, counters: Counters | None) -> str:
+    if counters is None or counters.sent is None or counters.received is None:
+        what = "no EFA counters were read"
+        check = "check that the worker sees /sys/class/infiniband (vpc.amazonaws.com/efa in its limits)"
+    else:
+        what = f"its EFA counters say {counters.sent} bytes sent and {counters.received} received during the run"
+        check = "traffic went another way; check this node's NCCL log and its security groups"
+    return f"{node.label}: {what}; {check}"
+
+
+def counters_moved(node: Node, counters: Counters) -> str:
+    return (
+        f"{node.label}: its EFA counters moved ({counters.sent or 0} bytes sent, {counters.received or 0} received) "
+        "in a run that should use TCP; check that NCCL_NET=Socket reached every worker"
+    )
+
+
+def no_gdrdma(node: Node, rank: RankEvidence) -> str:
+    return _with(
+        node.label,
+        "its channels over EFA do not use GPUDirect RDMA, which this instance type has",
+        _first(line for line in rank.lines if "via NET/" in line) or _first(rank.lines),
+        "check the AMI's NVIDIA driver and EFA module and that NCCL_NET_GDR_LEVEL is not set",
+    )
+
+
+def too_few_nics(node: Node, found: int, wanted: int) -> str:
+    line = _first(text for rank in node.ranks for text in rank.lines if f"found {found} nics" in text)
+    check = f"check that the worker requests vpc.amazonaws.com/efa: {wanted} and the node's launch template"
+    return _with(node.label, f"aws-ofi-nccl found {found} of {wanted} EFA interfaces", line, check)
+
+
+def selection_only() -> str:
+    return "the evidence is selection only: no channel line is shown, so it says what NCCL chose, not what it connected"
+
+
+def no_hosts() -> str:
+    return "no line names a host, so nodes cannot be told apart"
+
+
+def one_end_only(label: str, expected: int) -> str:
+    return (
+        f"only {label} is named of {expected} nodes; the other end of its connections is taken to use the same network"
+    )

@@ -1,0 +1,179 @@
+"""Judging a run while its log streams by, or a log file: by transport events where there are any, else by free lines."""
+
+from __future__ import annotations
+
+import gzip
+import sys
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any
+
+from eks_ray_train.errors import UsageError
+from eks_ray_train.gate.events import judge_events, read_event
+from eks_ray_train.gate.evidence import Evidence, ExpectedFabric
+from eks_ray_train.gate.nccl_log import LogParser
+from eks_ray_train.gate.verdict import Expected, Verdict, judge
+
+CHUNK_BYTES = 1 << 20
+_EVENT_MARK = b'"event"'
+_MAX_EVENTS = 200_000
+
+
+class RunJudge:
+    """Feed the job's stream, then ask for the verdict with the job's final status.
+
+    ``nodes_expected`` None: as many nodes as the log names, at least two. ``expected`` None: ``none`` for one node, else
+    ``efa``.
+    """
+
+    def __init__(
+        self,
+        *,
+        nodes_expected: int | None = None,
+        expected: Expected | None = None,
+        instance: ExpectedFabric | None = None,
+    ) -> None:
+        self.nodes_expected, self.expected, self.instance = nodes_expected, expected, instance
+        self.done_status: str | None = None
+        """What the job's own ``done`` event says, for logs whose status nobody kept."""
+        self._parser = LogParser()
+        self._events: list[dict[str, Any]] = []
+        self._broken = 0
+        self._transport_events = 0
+
+    def feed_line(self, line: str | bytes) -> None:
+        """One line of the stream, with or without its end."""
+        raw = line.encode("utf-8", "replace") if isinstance(line, str) else line
+        if _EVENT_MARK in raw and self._take_event(raw.strip(b"\r\n")):
+            return
+        self._parser.feed(raw)
+
+    def feed_chunk(self, chunk: bytes) -> None:
+        """Whole lines, many at once."""
+        if _EVENT_MARK not in chunk:
+            self._parser.feed_chunk(chunk)
+            return
+        plain: list[bytes] = []
+        for line in chunk.replace(b"\r", b"\n").split(b"\n"):
+            if _EVENT_MARK not in line or not self._take_event(line):
+                plain.append(line)
+        self._parser.feed_chunk(b"\n".join(plain))
+
+    def _take_event(self, line: bytes) -> bool:
+        try:
+            event = read_event(line)
+        except ValueError:
+            if b'"transport"' in line[:200]:
+                self._broken += 1
+                return True
+            return False
+        if event is None:
+            return False
+        kind = event["event"]
+        if kind in ("transport", "restart") and len(self._events) < _MAX_EVENTS:
+            self._events.append(event)
+            self._transport_events += kind == "transport"
+        elif kind == "done" and isinstance(event.get("status"), str):
+            self.done_status = event["status"]
+        return True
+
+    @property
+    def by_events(self) -> bool:
+        """Whether the run has transport events and is therefore judged by them."""
+        return bool(self._transport_events or self._broken)
+
+    def verdict(self, job_status: str | None) -> Verdict:
+        """The verdict so far; ``job_status`` is the Jobs API's, None where unknown (which cannot pass)."""
+        evidence = self._parser.evidence()
+        nodes = self.nodes_expected or max(2, self._named_nodes(evidence))
+        expected: Expected = self.expected or ("none" if nodes == 1 else "efa")
+        if not self.by_events:
+            return judge(
+                evidence, job_status=job_status, nodes_expected=nodes, expected=expected, instance=self.instance
+            )
+        broken = [f"{self._broken} transport events broke off; get the job's whole log"] if self._broken else []
+        return judge_events(
+            self._events,
+            job_status=job_status,
+            nodes_expected=nodes,
+            expected=expected,
+            instance=self.instance,
+            problems=broken,
+        )
+
+    def _named_nodes(self, evidence: Evidence) -> int:
+        if self.by_events:
+            return len({str(event.get("node")) for event in self._events if event.get("event") == "transport"})
+        named = {rank.ip or rank.host for rank in evidence.ranks if rank.ip or rank.host}
+        return len(named | evidence.ray_nodes)
+
+
+def read_log(judge_: RunJudge, source: str) -> None:
+    """Feed one file, gzipped or not, or standard input ("-"), in bounded memory.
+
+    Raises UsageError where the file is missing, a folder, unreadable, or no whole gzip stream.
+    """
+    if source == "-":
+        _feed(judge_, sys.stdin.buffer)
+        return
+    path = Path(source)
+    try:
+        with path.open("rb") as file:
+            magic = file.read(2)
+            file.seek(0) if file.seekable() else None
+            if magic != b"\x1f\x8b":
+                _feed(judge_, file, head=b"" if file.seekable() else magic)
+                return
+        with gzip.open(path, "rb") as unpacked:
+            _feed(judge_, unpacked)
+    except FileNotFoundError:
+        raise UsageError(f"no such log file: {source}; give a path, or - for standard input") from None
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise UsageError(f"{source} is not a whole gzip file ({error}); copy it again") from None
+    except OSError as error:
+        raise UsageError(f"cannot read {source}: {error.strerror or error}; give a readable log file") from None
+
+
+def _feed(judge_: RunJudge, file: IO[bytes], head: bytes = b"") -> None:
+    for chunk in _whole_lines(file, head):
+        judge_.feed_chunk(chunk)
+
+
+def _whole_lines(file: IO[bytes], rest: bytes) -> Iterator[bytes]:
+    """Chunks that end with a line; a line longer than four chunks is handed on in pieces."""
+    encoding = None
+    first = True
+    while chunk := file.read(CHUNK_BYTES):
+        if first and (rest + chunk)[:2] in (b"\xff\xfe", b"\xfe\xff"):
+            encoding = "utf-16"  # a log that a Windows shell redirected
+        first = False
+        rest += chunk
+        if encoding:
+            continue_at = len(rest) & ~1
+            yield from _recoded(rest[:continue_at], file, encoding)
+            return
+        end = max(rest.rfind(b"\n"), rest.rfind(b"\r"))
+        if end >= 0:
+            yield rest[: end + 1]
+            rest = rest[end + 1 :]
+        elif len(rest) > 4 * CHUNK_BYTES:
+            yield rest
+            rest = b""
+    if rest:
+        yield rest
+
+
+def _recoded(start: bytes, file: IO[bytes], encoding: str) -> Iterator[bytes]:
+    import codecs
+
+    decoder = codecs.getincrementaldecoder(encoding)("replace")
+    rest = b""
+    chunk = start
+    while chunk:
+        rest += decoder.decode(chunk).encode("utf-8", "replace")
+        end = rest.rfind(b"\n")
+        yield rest[: end + 1]
+        rest = rest[end + 1 :][-4 * CHUNK_BYTES :]
+        chunk = file.read(CHUNK_BYTES)
+    yield rest

@@ -1,0 +1,270 @@
+"""Evidence -> verdict: did the traffic between nodes take the transport that was asked for, and who says so.
+
+Unknown is as red as wrong: a pass needs a job that succeeded, the wanted transport, evidence from every node, and no
+process that contradicts it or broke off where it might have.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal, cast, get_args
+
+from eks_ray_train.gate import reasons as say
+from eks_ray_train.gate.evidence import Evidence, ExpectedFabric, Net, RankEvidence, Transport
+from eks_ray_train.gate.nodes import Node, is_silent, sort_into_nodes
+
+Expected = Literal["efa", "tcp", "none"]
+Outcome = Literal["pass", "fail", "not-judged"]
+InstanceFacts = ExpectedFabric
+_WANTED = {"efa": Transport.EFA, "tcp": Transport.SOCKET}
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeVerdict:
+    """What one node showed. ``efa_bytes``: bytes that its EFA devices moved during the run; 0 where unknown."""
+
+    node: str
+    ranks: tuple[int, ...]
+    transport: Transport
+    evidence: tuple[str, ...]
+    sent: int = 0
+    received: int = 0
+    reasons: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "node": self.node,
+            "ranks": list(self.ranks),
+            "transport": self.transport.json_value,
+            "evidence": list(self.evidence),
+            "efa_bytes": {"sent": self.sent, "received": self.received},
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """The answer. ``reasons`` explain a failure, or limit what a pass rests on."""
+
+    outcome: Outcome
+    transport: Transport
+    expected: Expected
+    job_status: str
+    nodes_expected: int
+    nodes_seen: int
+    ranks_seen: int
+    reasons: tuple[str, ...]
+    nodes: tuple[NodeVerdict, ...]
+
+    @property
+    def exit_code(self) -> int:
+        """0 pass; 3 fail; where nothing was to be judged, 0 or 4 by the job's status."""
+        if self.outcome == "fail":
+            return 3
+        return 0 if self.outcome == "pass" or succeeded(self.job_status) else 4
+
+    def to_json(self) -> dict[str, Any]:
+        """The document of ``gate --json``."""
+        return {
+            "verdict": self.outcome,
+            "transport": self.transport.json_value,
+            "expected": self.expected,
+            "job_status": self.job_status,
+            "nodes_expected": self.nodes_expected,
+            "nodes_seen": self.nodes_seen,
+            "ranks_seen": self.ranks_seen,
+            "reasons": list(self.reasons),
+            "nodes": [node.to_json() for node in self.nodes],
+        }
+
+
+def succeeded(job_status: str | None) -> bool:
+    """Only this one status of Ray's Jobs API is success; STOPPED is not."""
+    return (job_status or "").strip().upper() == "SUCCEEDED"
+
+
+def judge(
+    evidence: Evidence,
+    *,
+    job_status: str | None,
+    nodes_expected: int,
+    expected: Expected,
+    instance: ExpectedFabric | None = None,
+) -> Verdict:
+    """Judge one run.
+
+    ``job_status``: as Ray's Jobs API says it, any case; None where unknown, which cannot pass. ``nodes_expected``: GPU
+    nodes of the run, at least 1. ``instance``: what every node must show besides (None: not checked).
+    Raises ValueError for arguments outside these.
+    """
+    if expected not in get_args(Expected):
+        raise ValueError(f"expected must be one of {', '.join(get_args(Expected))}, got {expected!r}")
+    if nodes_expected < 1:
+        raise ValueError(f"nodes_expected must be at least 1, got {nodes_expected}")
+    return _Case(evidence, job_status, nodes_expected, expected, instance or ExpectedFabric()).verdict()
+
+
+class _Case:
+    """One judgement in progress: collects reasons in the order node, line, what to check."""
+
+    def __init__(
+        self, evidence: Evidence, status: str | None, nodes_expected: int, expected: Expected, fabric: ExpectedFabric
+    ) -> None:
+        self.evidence, self.expected, self.fabric, self.nodes_expected = evidence, expected, fabric, nodes_expected
+        self.status = (status or "").strip() or "unknown"
+        self.nodes = sort_into_nodes(evidence)
+        self.named = [node for node in self.nodes if node.name is not None]
+        self.ranks = [rank for node in self.nodes for rank in node.ranks]
+        self.providers = {name for rank in self.ranks for name in rank.providers}
+        self.crossing = any(rank.channels for rank in self.ranks)
+        self.general: list[str] = []
+        self.of_node: dict[Node, list[str]] = {node: [] for node in self.nodes}
+        self.notes: list[str] = []
+        self.doubt = False
+        """Something is missing that could contradict what is shown."""
+
+    def verdict(self) -> Verdict:
+        transport = self.shown()
+        if self.expected == "none":
+            outcome: Outcome = "not-judged"
+            if not succeeded(self.status):
+                self.general.append(say.job_status(self.status))
+        else:
+            transport = self.against(_WANTED[self.expected], transport)
+            outcome = "fail" if self.general or any(self.of_node.values()) else "pass"
+        reasons = [reason for node in self.nodes for reason in self.of_node[node]]
+        return Verdict(
+            outcome=outcome,
+            transport=transport,
+            expected=self.expected,
+            job_status=self.status,
+            nodes_expected=self.nodes_expected,
+            nodes_seen=self.nodes_seen(),
+            ranks_seen=sum(1 for rank in self.ranks if rank.pid is not None or rank.host or rank.strong),
+            reasons=tuple(self.general + reasons + self.notes),
+            nodes=tuple(self.node_verdict(node) for node in self.nodes if node.name or node.lines()),
+        )
+
+    def node_verdict(self, node: Node) -> NodeVerdict:
+        counters = self.evidence.counters.get(node.name or "")
+        kind = node.transport(self.providers)
+        return NodeVerdict(
+            node=node.label,
+            ranks=tuple(node.rank_numbers()),
+            transport=kind,
+            evidence=tuple(node.lines(against_first=kind is not Transport.EFA)),
+            sent=(counters.sent or 0) if counters else 0,
+            received=(counters.received or 0) if counters else 0,
+            reasons=tuple(self.of_node[node]),
+        )
+
+    def nodes_seen(self) -> int:
+        if self.evidence.strict:
+            return len(self.named)
+        others = self.evidence.ray_nodes - {node.ip for node in self.named if node.ip}
+        seen = len(self.named) + len(others)
+        if seen < 2 and self.crossing and not self.evidence.ray_nodes:
+            return 2  # a channel that crosses the network has two ends
+        return seen or int(any(rank.strong for rank in self.ranks))
+
+    def shown(self) -> Transport:
+        """The transport by the rules of the contract, before any doubt."""
+        one_node = self.evidence.single_node_comms and not self.evidence.multi_node_comms
+        if not self.crossing and (one_node or any(rank.has_channels for rank in self.ranks)):
+            return Transport.NONE
+        kinds = {rank.transport(self.providers) for rank in self.ranks} - {Transport.UNKNOWN}
+        if any(Net.FOREIGN in (rank.networks | set(rank.channels)) for rank in self.ranks):
+            return Transport.MIXED if kinds else Transport.UNKNOWN
+        if not kinds:
+            return Transport.UNKNOWN
+        return kinds.pop() if len(kinds) == 1 else Transport.MIXED
+
+    def against(self, wanted: Transport, shown: Transport) -> Transport:
+        """Collect all that speaks against a pass; returns the transport that may honestly be reported."""
+        if not succeeded(self.status):
+            self.general.append(say.job_status(self.status))
+        self.general += self.evidence.problems
+        if shown is wanted:
+            self.check_processes(wanted)
+            self.check_nodes(wanted)
+            self.check_counters(wanted)
+            if wanted is Transport.EFA:
+                self.check_fabric()
+            self.note_weak_evidence()
+        elif shown in (Transport.NONE, Transport.UNKNOWN):
+            self.general.append(say.nothing_shown(self.evidence, self.nodes, shown))
+        else:
+            self.blame(wanted, shown)
+        return Transport.UNKNOWN if self.doubt and succeeded(self.status) else shown
+
+    def blame(self, wanted: Transport, shown: Transport) -> None:
+        """Name every node that is not on ``wanted``, with the line that shows it."""
+        found = False
+        for node in self.nodes:
+            kind = node.transport(self.providers)
+            if kind not in (wanted, Transport.UNKNOWN, Transport.NONE) or any(r.foreign_names for r in node.ranks):
+                self.of_node[node].append(say.wrong_transport(node, kind, wanted))
+                found = True
+        if not found:
+            self.general.append(say.overall(shown, wanted))
+
+    def check_processes(self, wanted: Transport) -> None:
+        named = [rank for rank in self.ranks if rank.pid is not None]
+        folded = sum(rank.repeats for rank in self.ranks)
+        for node in self.nodes:
+            cut = [r for r in node.ranks if (r.cut and (not r.settled or r.pid is None)) or (r.cut_bare and not named)]
+            if cut:
+                self.doubt = True
+                self.of_node[node].append(say.cut_off(node, cut[0]))
+            silent = [rank for rank in node.ranks if is_silent(rank) and rank not in cut]
+            if silent and (self.evidence.strict or len(silent) > folded):
+                self.doubt = True
+                self.of_node[node].append(say.silent_processes(node, silent))
+        if self.evidence.overflow:
+            self.doubt = True
+            self.general.append(say.overflow(self.evidence.overflow))
+
+    def check_nodes(self, wanted: Transport) -> None:
+        for node in self.named:
+            if not node.evidence_for(wanted, self.providers):
+                self.doubt = True
+                self.of_node[node].append(say.node_without_evidence(node, wanted))
+        known = {node.ip for node in self.named}
+        for ip in sorted(self.evidence.ray_nodes - known):
+            self.doubt = True
+            self.general.append(say.silent_node(ip))
+        if self.evidence.strict and not self.crossing:
+            self.general.append(say.no_crossing_channel(wanted))
+        if self.named or self.evidence.strict:
+            seen = self.nodes_seen()
+            if seen == 1 and not self.evidence.strict and not self.evidence.ray_nodes:
+                seen = 2  # one end of a connection vouches for the other: both must use the same network
+            if seen < self.nodes_expected:
+                self.general.append(say.too_few_nodes(seen, self.nodes_expected, [node.label for node in self.named]))
+
+    def check_counters(self, wanted: Transport) -> None:
+        if not self.evidence.strict:
+            return
+        for node in self.named:
+            counters = self.evidence.counters.get(cast(str, node.name))
+            if wanted is Transport.EFA and (counters is None or not counters.moved):
+                self.of_node[node].append(say.counters_still(node, counters))
+            if wanted is Transport.SOCKET and counters and (counters.sent or counters.received):
+                self.of_node[node].append(say.counters_moved(node, counters))
+
+    def check_fabric(self) -> None:
+        for node in self.nodes:
+            if self.fabric.gpudirect_rdma:
+                without: list[RankEvidence] = [r for r in node.ranks if r.channels.get(Net.OFI) and not r.gdr_channels]
+                if without:
+                    self.of_node[node].append(say.no_gdrdma(node, without[0]))
+            nics = {count for rank in node.ranks for count in rank.nics}
+            if self.fabric.nics is not None and nics and min(nics) < self.fabric.nics:
+                self.of_node[node].append(say.too_few_nics(node, min(nics), self.fabric.nics))
+
+    def note_weak_evidence(self) -> None:
+        if not self.crossing:
+            self.notes.append(say.selection_only())
+        if not self.named and not self.evidence.strict:
+            self.notes.append(say.no_hosts())
+        elif len(self.named) < self.nodes_expected and not self.evidence.strict and not self.crossing:
+            self.notes.append(say.one_end_only(self.named[0].label, self.nodes_expected))
