@@ -69,6 +69,8 @@ class Piece:
 def is_supported(name: str, *, explicit: bool) -> bool:
     """Whether a file of this name is read: any but known other kinds when the user named it, else known kinds only."""
     suffix = PurePosixPath(name.removesuffix(".gz")).suffix.lower()
+    if suffix == ".json" and not explicit:
+        return False  # in a folder it is metadata far more often than text
     if suffix in _SUFFIXES:
         return not (name.endswith(".gz") and _SUFFIXES[suffix] == "parquet")
     return not _OTHER_SUFFIXES.fullmatch(suffix) if explicit else bool(_TEXT_SUFFIXES.fullmatch(suffix))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from glob import glob
 from pathlib import Path
@@ -22,10 +22,13 @@ _GLOB = re.compile(r"[*?\[]")
 FORMS = "a path, folder or glob, s3://bucket/prefix, hf://owner/name, or random"
 
 
-def find_sources(dataset: str) -> list[Source]:
-    """The data set's files, sorted by name. Raises JobUsageError where there is none, with what was found instead."""
+def find_sources(dataset: str, *, own: Sequence[str] = ()) -> list[Source]:
+    """The data set's files, sorted by name, without those under the folders `own`, which the job itself writes.
+
+    Raises JobUsageError where there is none, with what was found instead.
+    """
     if dataset.startswith("s3://"):
-        sources = _find_s3(dataset)
+        sources = _find_s3(dataset, own)
     elif dataset.startswith("hf://"):
         from fsdp_job.data_hub import find_hub
 
@@ -33,7 +36,7 @@ def find_sources(dataset: str) -> list[Source]:
     elif "://" in dataset and not Path(dataset).exists():
         raise JobUsageError(f"--dataset {dataset}: unknown kind of place; allowed: {FORMS}")
     else:
-        sources = _find_local(dataset)
+        sources = _find_local(dataset, own)
     return sorted(sources, key=lambda source: source.name)
 
 
@@ -73,6 +76,10 @@ def is_hidden(name: str) -> bool:
     return any(part.startswith(".") or part in ("__pycache__", "_temporary") for part in name.split("/"))
 
 
+def _is_under(location: str, folders: Sequence[str]) -> bool:
+    return any(location.startswith(f"{folder}/") for folder in folders)
+
+
 def glob_to_regex(pattern: str) -> re.Pattern[str]:
     """A shell pattern over whole names: `*` and `?` stay within a folder, `**` crosses folders."""
     parts = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
@@ -82,7 +89,7 @@ def glob_to_regex(pattern: str) -> re.Pattern[str]:
     )
 
 
-def _find_local(dataset: str) -> list[Source]:
+def _find_local(dataset: str, own: Sequence[str]) -> list[Source]:
     given = Path(dataset).expanduser()
     if given.is_file():
         root, paths, explicit = given.parent, [given], True
@@ -103,6 +110,7 @@ def _find_local(dataset: str) -> list[Source]:
             f"--dataset {dataset} does not exist (seen from {Path.cwd()}); allowed: {FORMS}. "
             "A path must exist where the job runs: put small files into the job's folder, large ones into s3:// or a shared folder"
         )
+    paths = [path for path in paths if not _is_under(str(path.absolute()), own)]
     names = {path.relative_to(root).as_posix(): path for path in paths}
     sources = []
     for name in choose_readable(dataset, list(names), explicit=explicit):
@@ -122,7 +130,7 @@ def _digest(path: Path) -> str:
         return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
 
 
-def _find_s3(dataset: str) -> list[Source]:
+def _find_s3(dataset: str, own: Sequence[str]) -> list[Source]:
     from pyarrow import fs
 
     system, path = filesystem(dataset)
@@ -144,7 +152,9 @@ def _find_s3(dataset: str) -> list[Source]:
     names = {}
     for info in found:
         name = info.path[len(root) :].strip("/")
-        if info.type == fs.FileType.File and not is_hidden(name) and (pattern is None or pattern.fullmatch(info.path)):
+        if info.type != fs.FileType.File or _is_under(f"s3://{info.path}", own):
+            continue
+        if not is_hidden(name) and (pattern is None or pattern.fullmatch(info.path)):
             names[name] = info
     if pattern is not None and not names:
         raise JobUsageError(f"--dataset {dataset}: no object matches the pattern under s3://{path}")

@@ -69,6 +69,11 @@ def is_local(uri: str) -> bool:
     return "://" not in uri
 
 
+def absolute(uri: str) -> str:
+    """A local path from the root, any other address as it is; without a trailing slash."""
+    return (str(Path(uri).expanduser().absolute()) if is_local(uri) else uri).rstrip("/")
+
+
 def open_input(uri: str) -> BinaryIO:
     """A seekable binary file for reading; errors as JobError with the file's name."""
     system, path = filesystem(uri)

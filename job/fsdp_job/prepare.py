@@ -10,7 +10,6 @@ import time
 import uuid
 from collections.abc import Callable
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 from fsdp_job.data_formats import NotVisibleError, Piece, Source
@@ -28,7 +27,7 @@ from fsdp_job.data_pack import (
 from fsdp_job.data_ray import run_with_ray
 from fsdp_job.data_sources import find_sources, group_units
 from fsdp_job.data_spec import INDEX_NAME, RANDOM, DataSpec, Index, PreparedData
-from fsdp_job.data_store import is_local, join, read_bytes, remove, remove_files, remove_older, sizes, write_bytes
+from fsdp_job.data_store import absolute, join, read_bytes, remove, remove_files, remove_older, sizes, write_bytes
 from fsdp_job.errors import JobUsageError
 from fsdp_job.tokenizer import check_vocabulary, load_tokenizer, token_dtype
 
@@ -55,18 +54,13 @@ def prepare(
         return _prepare_random(spec)
     tokenizer = load_tokenizer(spec.tokenizer)
     check_vocabulary(tokenizer, spec.vocab_size)
-    sources = find_sources(spec.dataset)
+    sources = find_sources(spec.dataset, own=_own_places(spec))
     content = _content_key(sources, tokenizer.fingerprint, spec.seq_len)
-    storage = spec.storage_path if not is_local(spec.storage_path) else str(Path(spec.storage_path).absolute())
+    storage = absolute(spec.storage_path)
     folder = join(storage, "packed", content)
     index = _existing(folder)
     if index is None:
         index = _pack(spec, sources, join(storage, "packed", "staging"), folder, unit_bytes, shard_bytes, use_ray)
-        if [source.stamp for source in find_sources(spec.dataset)] != [source.stamp for source in sources]:
-            remove(folder)
-            raise JobUsageError(
-                f"--dataset {spec.dataset} changed while it was packed; start again when it is complete"
-            )
     total = sum(shard.sequences for shard in index.shards)
     split = Split(total=total, n_eval=spec.eval_sequences, seed=spec.seed)
     return PreparedData(
@@ -81,7 +75,7 @@ def prepare(
         documents=index.documents,
         fingerprint=_hash(content, spec.seed, spec.eval_sequences),
         folder=folder,
-        cache_dir=str(Path(spec.cache_dir).absolute()),
+        cache_dir=absolute(spec.cache_dir),
     )
 
 
@@ -106,6 +100,13 @@ def _prepare_random(spec: DataSpec) -> PreparedData:
 
 def _hash(*values: Any) -> str:
     return hashlib.blake2b(json.dumps(values).encode(), digest_size=12).hexdigest()
+
+
+def _own_places(spec: DataSpec) -> list[str]:
+    """Where the job itself writes: never read as text, even where it lies inside the data set's folder."""
+    data = absolute(spec.dataset).split("*")[0].rstrip("/")
+    places = [absolute(place) for place in (spec.storage_path, spec.cache_dir)]
+    return [place if place.startswith(f"{data}/") else join(place, "packed") for place in places]
 
 
 def _content_key(sources: list[Source], tokenizer: str, seq_len: int) -> str:
@@ -167,7 +168,7 @@ def _pack(
         sources=len(sources),
         shards=shards,
     )
-    if find_sources(spec.dataset) != sources:
+    if find_sources(spec.dataset, own=_own_places(spec)) != sources:
         remove_files(folder, [shard.name for shard in shards])
         raise JobUsageError(f"--dataset {spec.dataset} changed while it was packed; start again when it is complete")
     return _publish(index, folder, staging_root, time.monotonic() - started)
