@@ -65,50 +65,53 @@ def judge_events(
 
 def evidence_of_events(events: Iterable[Mapping[str, Any]]) -> Evidence:
     """Parse the events' lines and counters; anything missing or malformed becomes a problem, never an exception."""
-    parser = LogParser()
     problems: list[str] = []
-    answered: dict[int, str] = {}
-    earlier: set[str] = set()
-    counters: dict[str, Counters] = {}
-    world = 0
+    attempt = _Attempt()
+    earlier: list[_Attempt] = []
     for event in events:
-        if event.get("event") == "restart":
-            earlier |= set(answered.values())
-            answered.clear()
-            counters.clear()
-            continue
-        if event.get("event") != "transport":
-            continue
-        rank, node, lines = event.get("rank"), event.get("node"), event.get("nccl_lines") or []
-        if not _is_count(rank) or not isinstance(node, str) or not node or not isinstance(lines, list):
+        if event.get("event") == "restart" and attempt.nodes:
+            earlier.append(attempt)
+            attempt = _Attempt()
+        elif event.get("event") == "transport":
+            attempt.add(event, problems)
+    evidence = attempt.parser.evidence()
+    evidence.strict, evidence.counters, evidence.world_size = True, attempt.counters, attempt.world or None
+    evidence.earlier = [old.parser.evidence() for old in earlier]
+    evidence.problems = problems + _missing(attempt.nodes, attempt.world)
+    return evidence
+
+
+class _Attempt:
+    """The answers of one attempt of the job; a restart begins another."""
+
+    def __init__(self) -> None:
+        self.parser = LogParser()
+        self.nodes: dict[int, str] = {}
+        self.counters: dict[str, Counters] = {}
+        self.world = 0
+
+    def add(self, event: Mapping[str, Any], problems: list[str]) -> None:
+        rank, size = _count_of(event.get("rank")), _count_of(event.get("world_size"))
+        node, lines = event.get("node"), event.get("nccl_lines") or []
+        if rank is None or not isinstance(node, str) or not node or not isinstance(lines, list):
             problems.append(f"a transport event without a usable rank, node or list of NCCL lines: {_short(event)}")
-            continue
-        if len(answered) >= MAX_RANKS:
-            break
-        answered[rank] = node
-        size = event.get("world_size")
-        world = max(world, size if _is_count(size) else 0)
+            return
+        if len(self.nodes) >= MAX_RANKS:
+            return
+        self.nodes[rank] = node
+        self.world = max(self.world, size or 0)
         spoken = [text for text in lines[:_MAX_LINES_PER_EVENT] if isinstance(text, str)]
         if not spoken:
             problems.append(
                 f"{node}: rank {rank} reports no NCCL line; check that NCCL_DEBUG=INFO reaches it and that its file is readable"
             )
         for text in spoken:
-            parser.feed(text, (node, rank))
-        _count(counters, node, event.get("efa_counters"))
-    evidence = parser.evidence()
-    evidence.strict, evidence.counters, evidence.world_size = True, counters, world or None
-    evidence.problems = problems + _missing(answered, world)
-    gone = sorted(earlier - set(answered.values()))
-    if gone:
-        evidence.problems.append(
-            f"{', '.join(gone[:8])}: answered before the last restart and not after it; read that worker's end in the log"
-        )
-    return evidence
+            self.parser.feed(text, (node, rank))
+        _count(self.counters, node, event.get("efa_counters"))
 
 
 def _missing(answered: Mapping[int, str], world: int) -> list[str]:
-    if not world:
+    if world <= 0:
         return ["no transport event says the world's size, so a rank may be missing; check the job's version"]
     missing = [rank for rank in range(min(world, MAX_RANKS)) if rank not in answered]
     if not missing:
@@ -117,8 +120,8 @@ def _missing(answered: Mapping[int, str], world: int) -> list[str]:
     return [f"rank {names} of {world} gave no transport event; check how these workers ended"]
 
 
-def _is_count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 10_000_000
+def _count_of(value: object) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 10_000_000 else None
 
 
 def _short(event: Mapping[str, Any]) -> str:

@@ -204,3 +204,5 @@ class Evidence:
     world_size: int | None = None
     problems: list[str] = field(default_factory=list)
     """What was wrong with the events themselves; each forbids a pass."""
+    earlier: list[Evidence] = field(default_factory=list)
+    """Attempts before the last restart: they count against a pass, never for one."""

@@ -93,6 +93,15 @@ def overall(shown: Transport, wanted: Transport) -> str:
     return f"the run used {_NAMES[shown]}, not {_NAMES[wanted]}; {_CHECKS.get(shown, _CHECKS[Transport.SOCKET])}"
 
 
+def earlier_attempt(old: Evidence, others: set[Transport], wanted: Transport) -> str:
+    names = " and ".join(sorted(_NAMES[kind] for kind in others))
+    line = _first(*(rank.against if wanted is Transport.EFA else rank.lines for rank in old.ranks))
+    what = f"used {names}, not {_NAMES[wanted]}"
+    return _with(
+        "an attempt before the last restart", what, line, "check what made it restart; run again for a clean answer"
+    )
+
+
 def nothing_shown(evidence: Evidence, nodes: list[Node], shown: Transport) -> str:
     errors = _errors(rank for node in nodes for rank in node.ranks)
     if not evidence.nccl_lines and not any(rank.statements for node in nodes for rank in node.ranks):

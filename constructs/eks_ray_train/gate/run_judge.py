@@ -7,7 +7,7 @@ import sys
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import Any, BinaryIO, cast
 
 from eks_ray_train.errors import UsageError
 from eks_ray_train.gate.events import judge_events, read_event
@@ -126,7 +126,7 @@ def read_log(judge_: RunJudge, source: str) -> None:
                 _feed(judge_, file, head=b"" if file.seekable() else magic)
                 return
         with gzip.open(path, "rb") as unpacked:
-            _feed(judge_, unpacked)
+            _feed(judge_, cast(BinaryIO, unpacked))
     except FileNotFoundError:
         raise UsageError(f"no such log file: {source}; give a path, or - for standard input") from None
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
@@ -135,12 +135,12 @@ def read_log(judge_: RunJudge, source: str) -> None:
         raise UsageError(f"cannot read {source}: {error.strerror or error}; give a readable log file") from None
 
 
-def _feed(judge_: RunJudge, file: IO[bytes], head: bytes = b"") -> None:
+def _feed(judge_: RunJudge, file: BinaryIO, head: bytes = b"") -> None:
     for chunk in _whole_lines(file, head):
         judge_.feed_chunk(chunk)
 
 
-def _whole_lines(file: IO[bytes], rest: bytes) -> Iterator[bytes]:
+def _whole_lines(file: BinaryIO, rest: bytes) -> Iterator[bytes]:
     """Chunks that end with a line; a line longer than four chunks is handed on in pieces."""
     encoding = None
     first = True
@@ -164,7 +164,7 @@ def _whole_lines(file: IO[bytes], rest: bytes) -> Iterator[bytes]:
         yield rest
 
 
-def _recoded(start: bytes, file: IO[bytes], encoding: str) -> Iterator[bytes]:
+def _recoded(start: bytes, file: BinaryIO, encoding: str) -> Iterator[bytes]:
     import codecs
 
     decoder = codecs.getincrementaldecoder(encoding)("replace")

@@ -103,6 +103,11 @@ def judge(
     return _Case(evidence, job_status, nodes_expected, expected, instance or ExpectedFabric()).verdict()
 
 
+def _kinds(ranks: list[RankEvidence]) -> set[Transport]:
+    providers = {name for rank in ranks for name in rank.providers}
+    return {rank.transport(providers) for rank in ranks} - {Transport.UNKNOWN}
+
+
 class _Case:
     """One judgement in progress: collects reasons in the order node, line, what to check."""
 
@@ -171,7 +176,7 @@ class _Case:
         one_node = self.evidence.single_node_comms and not self.evidence.multi_node_comms
         if not self.crossing and (one_node or any(rank.has_channels for rank in self.ranks)):
             return Transport.NONE
-        kinds = {rank.transport(self.providers) for rank in self.ranks} - {Transport.UNKNOWN}
+        kinds = _kinds(self.ranks)
         if any(Net.FOREIGN in (rank.networks | set(rank.channels)) for rank in self.ranks):
             return Transport.MIXED if kinds else Transport.UNKNOWN
         if not kinds:
@@ -183,6 +188,11 @@ class _Case:
         if not succeeded(self.status):
             self.general.append(say.job_status(self.status))
         self.general += self.evidence.problems
+        for old in self.evidence.earlier:
+            others = _kinds(old.ranks) - {wanted}
+            if others:
+                self.general.append(say.earlier_attempt(old, others, wanted))
+                shown = Transport.MIXED if shown is wanted else shown
         if shown is wanted:
             self.check_processes(wanted)
             self.check_nodes(wanted)
@@ -204,7 +214,7 @@ class _Case:
             if kind not in (wanted, Transport.UNKNOWN, Transport.NONE) or any(r.foreign_names for r in node.ranks):
                 self.of_node[node].append(say.wrong_transport(node, kind, wanted))
                 found = True
-        if not found:
+        if not found and not self.evidence.earlier:
             self.general.append(say.overall(shown, wanted))
 
     def check_processes(self, wanted: Transport) -> None:
