@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import uuid
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -83,12 +84,17 @@ def open_input(uri: str) -> BinaryIO:
         raise JobError(f"{uri} cannot be opened: {first_line(error)}") from error
 
 
-def open_output(uri: str) -> BinaryIO:
+@contextmanager
+def open_output(uri: str) -> Iterator[BinaryIO]:
     """A new file for streaming; its folder is made where it is local. Give a unique name: it is not atomic."""
     system, path = filesystem(uri)
-    if is_local(uri):
-        Path(path).parent.mkdir(parents=True, exist_ok=True)
-    return system.open_output_stream(path)
+    try:
+        if is_local(uri):
+            Path(path).parent.mkdir(parents=True, exist_ok=True)
+        with system.open_output_stream(path) as stream:
+            yield stream
+    except OSError as error:
+        raise JobError(f"{uri} cannot be written: {first_line(error)}") from error
 
 
 def read_bytes(uri: str) -> bytes | None:

@@ -27,7 +27,17 @@ from fsdp_job.data_pack import (
 from fsdp_job.data_ray import run_with_ray
 from fsdp_job.data_sources import find_sources, group_units
 from fsdp_job.data_spec import INDEX_NAME, RANDOM, DataSpec, Index, PreparedData
-from fsdp_job.data_store import absolute, join, read_bytes, remove, remove_files, remove_older, sizes, write_bytes
+from fsdp_job.data_store import (
+    absolute,
+    filesystem,
+    join,
+    read_bytes,
+    remove,
+    remove_files,
+    remove_older,
+    sizes,
+    write_bytes,
+)
 from fsdp_job.errors import JobUsageError
 from fsdp_job.tokenizer import check_vocabulary, load_tokenizer, token_dtype
 
@@ -57,6 +67,7 @@ def prepare(
     sources = find_sources(spec.dataset, own=_own_places(spec))
     content = _content_key(sources, tokenizer.fingerprint, spec.seq_len)
     storage = absolute(spec.storage_path)
+    filesystem(storage)  # refuses another kind of place before any work
     folder = join(storage, "packed", content)
     index = _existing(folder)
     if index is None:
