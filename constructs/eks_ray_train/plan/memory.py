@@ -1,0 +1,116 @@
+"""GiB that one GPU needs, by part."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields
+
+from .run import Cluster, Run
+
+GIB = float(2**30)
+CHUNK_LOGITS = 2**29
+"""Logits that the job's loss holds at a time, elements (job/fsdp_job/loss.py; a test compares the two)."""
+
+ALLOCATOR_MARGIN = 0.04
+"""Share of the peak that fragmentation and rounding add to what is reserved. Not measured per case: torch reserves in
+blocks of 2 and 20 MiB, and reserved over allocated was 1.01 to 1.06 in runs at 8 × 2048 on an H200."""
+
+OUTSIDE_TORCH_GIB = 1.6
+"""CUDA context, libraries' workspaces and NCCL's buffers, which the allocator does not see. Own estimate from nvidia-smi
+against torch's reserved memory on H200 (0.6 context, 0.5–1 NCCL with 2 to 8 ranks)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Memory:
+    """GiB a GPU at the moment of the peak. ``peak_gib`` is what ``torch.cuda.max_memory_allocated`` would say."""
+
+    weights: float
+    gradients: float
+    optimizer: float
+    gathered: float
+    activations: float
+    logits: float
+    communication: float
+    margin: float
+    outside: float
+
+    @property
+    def peak_gib(self) -> float:
+        return self.needed_gib - self.margin - self.outside
+
+    @property
+    def needed_gib(self) -> float:
+        """All of it: compare with the GPU's memory."""
+        return sum(getattr(self, f.name) for f in fields(self))
+
+
+def activation_elements(run: Run) -> tuple[float, float]:
+    """(kept, whole): elements a token that one block keeps for the backward pass, and keeps without checkpointing.
+
+    none: input, two norms' outputs, residual (4·h), queries, keys, values and attention's output (2·q + 2·kv), the MLP's
+    two products and their gated product (3·I; 2·I ungated). The figure is measured: 16 against 8 sequences of 2048 tokens
+    took 31 GiB more on an H200 (Qwen2.5-1.5B), 72.6 kB a token and block; the formula gives 73.2 kB.
+    selective: what matrix products and attention gave, and the input. full: the input alone.
+    """
+    s = run.shape
+    attention = 2.0 * s.query_width + 2.0 * s.kv_width
+    mlp = float(s.mlp_matrices * s.active_intermediate)
+    norms = {0: 0, 1: 2, 2: 2, 4: 4}.get(s.norms_per_block, 2)
+    whole = (2.0 + norms) * s.hidden + attention + mlp
+    kept = {
+        "none": whole,
+        "selective": 3.0 * s.hidden + attention + (s.mlp_matrices - 1) * s.active_intermediate,
+        "full": float(s.hidden),
+    }[run.checkpointing]
+    return kept, whole
+
+
+def peak_memory(run: Run, cluster: Cluster) -> Memory:
+    """Memory of the larger of two moments: the end of the forward pass (all activations, one chunk of logits, no
+    gradients yet) and the end of the backward pass (all gradients, the root's being reduced).
+
+    State: fp32 weight, gradient and AdamW's two moments, sharded over ``cluster.shards(run)`` GPUs; a compute copy of the
+    root and of two blocks. With accumulation over nodes under full sharding whole gradients are kept in the reduction's
+    type until the last micro-batch. Source: Rajbhandari et al. 2020 (arXiv:1910.02054) §3; FSDP2's documentation.
+    """
+    shape, size, shards = run.shape, run.bytes, cluster.shards(run)
+    tokens = float(run.micro_tokens)
+    kept, whole = activation_elements(run)
+    block, root, head = shape.block_parameters, shape.root_parameters, shape.vocab * shape.hidden
+    weights = size.weight * shape.parameters / shards
+    optimizer = size.optimizer * shape.parameters / shards
+    gradients = size.gradient * shape.parameters / shards
+    unsynced = run.accumulate > 1 and cluster.resolve(run) == "full" and cluster.nodes > 1
+    carried = gradients if run.accumulate > 1 and not unsynced else 0.0
+    carried += shape.parameters * size.reduce if unsynced else 0.0
+    gathered = size.compute * (root + 2.0 * block)
+    saved = tokens * kept * size.compute * shape.layers + tokens * shape.heads * 4 * shape.layers * (
+        run.checkpointing != "full"
+    )
+    hidden = tokens * shape.hidden * size.compute
+    chunk = min(tokens, max(1, CHUNK_LOGITS // shape.vocab)) * shape.vocab
+    # The loss: logits and their gradient in the compute type, the head's gradient in fp32 and one product of it.
+    loss = chunk * 2 * size.compute + head * (4.0 + size.compute) + 3 * hidden
+    recomputed = tokens * (whole - kept) * size.compute if run.checkpointing != "none" else 0.0
+    backward = (
+        recomputed + 2.0 * tokens * (shape.active_intermediate * 2 + shape.hidden) * size.compute + head * size.compute
+    )
+    reducing = block * (size.compute + size.reduce)
+    turn = {
+        "activations": saved + max(0.0, backward - loss), "logits": loss, "gradients": carried, "communication": 0.0,
+    }  # fmt: skip
+    end = {
+        "activations": 2 * hidden, "logits": head * size.compute, "gradients": max(gradients, carried),
+        "communication": root * (size.compute + size.reduce + size.reduce / shards) + reducing,
+    }  # fmt: skip
+    worst = max(turn, end, key=lambda parts: math.fsum(parts.values()))
+    in_gib = {key: value / GIB for key, value in worst.items()}
+    peak = math.fsum(in_gib.values()) + (weights + optimizer + gathered) / GIB
+    return Memory(
+        weights=weights / GIB,
+        optimizer=optimizer / GIB,
+        gathered=gathered / GIB,
+        margin=peak * ALLOCATOR_MARGIN,
+        outside=OUTSIDE_TORCH_GIB,
+        **in_gib,
+    )
