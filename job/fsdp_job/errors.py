@@ -13,16 +13,22 @@ EXIT_STOPPED = 143  # 128 + SIGTERM
 
 
 class JobError(Exception):
-    """Root of what the job raises itself. ``retryable`` False: the same input would fail again, so no restart."""
+    """Root of what the job raises itself.
+
+    ``retryable`` False: the same input would fail again, so no restart. ``alike`` True: every rank meets it at the same
+    place, so the attempt can end in order instead of by an exception.
+    """
 
     exit_code = EXIT_FAILED
     retryable = False
+    alike = False
 
 
 class JobUsageError(JobError, ValueError):
     """Wrong flag, file or combination of flags (exit code 2)."""
 
     exit_code = EXIT_USAGE
+    alike = True
 
 
 class ModelError(JobUsageError):
@@ -30,11 +36,13 @@ class ModelError(JobUsageError):
 
 
 class CheckpointError(JobError):
-    """A checkpoint that was asked for by path is missing, incomplete or damaged, or storage is not shared."""
+    """A checkpoint that was asked for is missing, incomplete or damaged, or cannot be written."""
 
 
 class NonFiniteLossError(JobError):
     """The loss or the gradient norm became NaN or infinite; carries the step and the last good checkpoint in its text."""
+
+    alike = True
 
 
 class ClusterWaitError(JobError):

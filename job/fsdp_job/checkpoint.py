@@ -1,0 +1,203 @@
+"""Sharded checkpoints: staged in memory at once, written in the background, and counted only when complete.
+
+A checkpoint is a folder of torch.distributed.checkpoint files plus ``complete.json``, written last by rank 0 once every
+rank's files lie in the storage. The marker holds size and SHA-256 of each file and all state that is no tensor (step,
+data position, configuration). At most one save is in flight, on a gloo group of its own: overlapping saves on the
+default group hang.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
+
+from fsdp_job.errors import CheckpointError
+from fsdp_job.storage import MARKER, Location, RunFolder
+
+Tensors = dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SaveResult:
+    """What became of one save. ``seconds`` from its start to the commit, ``blocking_seconds`` that the loop waited."""
+
+    step: int
+    path: str
+    seconds: float
+    blocking_seconds: float
+    bytes: int
+    committed: bool
+    error: str | None = None
+
+
+class Checkpointer:
+    """Saves of one attempt of a run. All ranks call ``save`` and ``wait`` at the same steps."""
+
+    def __init__(
+        self, run: RunFolder, *, attempt: int, keep: int, device: torch.device, timeout_s: float,
+        on_result: Callable[[SaveResult], None] | None = None,
+    ) -> None:  # fmt: skip
+        self.run = run
+        self.attempt = attempt
+        self.keep = keep
+        self.group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
+        self.rank = dist.get_rank()
+        self.on_result = on_result
+        self.last_good: str | None = None
+        self._thread: threading.Thread | None = None
+        self._result: SaveResult | None = None
+        cuda = device.type == "cuda"
+        self._stager = DefaultStager(
+            StagingOptions(
+                use_pinned_memory=cuda, use_shared_memory=False, use_async_staging=False, use_non_blocking_copy=cuda
+            )
+        )
+
+    def save(self, step: int, tensors: Tensors, facts: dict[str, Any]) -> None:
+        """Copy ``tensors`` to memory of the host (blocking), then write them in the background.
+
+        Waits first for a save still in flight. ``facts`` goes into the marker (JSON values).
+        """
+        began = time.perf_counter()
+        self.wait()
+        staged = self._stager.stage(tensors)
+        blocked = time.perf_counter() - began
+        self._result = None
+        self._thread = threading.Thread(
+            target=self._write, args=(step, staged, facts, began, blocked), name=f"checkpoint-{step}", daemon=True
+        )
+        self._thread.start()
+
+    def wait(self) -> SaveResult | None:
+        """Wait for the save in flight, if any; returns the latest save's result."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        return self._result
+
+    @property
+    def in_flight(self) -> bool:
+        return self._thread is not None and self._thread.is_alive()
+
+    def _write(self, step: int, staged: Any, facts: dict[str, Any], began: float, blocked: float) -> None:
+        target = self.run.checkpoint(step, self.attempt)
+        problem: str | None = None
+        size = 0
+        try:
+            size = self._write_files(target, staged, facts)
+        except Exception as error:  # the loop goes on without this checkpoint and reports it
+            problem = _short(error)
+            if self.rank == 0:
+                self._discard(target)
+        if problem is None:
+            self.last_good = target.uri
+        self._result = SaveResult(
+            step=step, path=target.uri, seconds=time.perf_counter() - began, blocking_seconds=blocked, bytes=size,
+            committed=problem is None, error=problem,
+        )  # fmt: skip
+        if self.on_result is not None:
+            self.on_result(self._result)
+
+    def _write_files(self, target: Location, staged: Any, facts: dict[str, Any]) -> int:
+        """Write, upload, and commit; returns the bytes of all files. Raises on every rank if any rank failed."""
+        if target.is_local:
+            folder, scratch = Path(target.path), None
+        else:
+            folder = scratch = Path(tempfile.mkdtemp(prefix="checkpoint-"))
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            dcp.save(staged, storage_writer=dcp.FileSystemWriter(folder), process_group=self.group)
+            mine: dict[str, dict[str, Any]] | str
+            try:
+                mine = self._own_files(folder)
+                if scratch is not None:
+                    for name in mine:
+                        _upload(folder / name, target.join(name))
+            except OSError as error:
+                mine = _short(error)
+        finally:
+            if scratch is not None:
+                shutil.rmtree(scratch, ignore_errors=True)
+        everyone: list[Any] = [None] * dist.get_world_size(self.group)
+        dist.all_gather_object(everyone, mine, group=self.group)
+        failed = [f"rank {rank}: {answer}" for rank, answer in enumerate(everyone) if isinstance(answer, str)]
+        if failed:
+            raise CheckpointError("; ".join(failed))
+        files = {name: facts_of for answer in everyone for name, facts_of in answer.items()}
+        self._commit(target, files, facts)
+        return sum(entry["bytes"] for entry in files.values())
+
+    def _own_files(self, folder: Path) -> dict[str, dict[str, Any]]:
+        mine = list(folder.glob(f"__{self.rank}_*.distcp")) + ([folder / ".metadata"] if self.rank == 0 else [])
+        return {path.name: {"bytes": path.stat().st_size, "sha256": _sha256_file(path)} for path in mine}
+
+    def _commit(self, target: Location, files: dict[str, Any], facts: dict[str, Any]) -> None:
+        """Rank 0 looks that every file is there, writes the marker and removes old checkpoints; all learn the outcome."""
+        problem = [None]
+        if self.rank == 0:
+            try:
+                there = {info.base_name: info.size for info in target.list()}
+                missing = [name for name, entry in files.items() if there.get(name) != entry["bytes"]]
+                if missing:
+                    raise CheckpointError(
+                        f"{target.uri} lacks {', '.join(missing[:3])}: the storage path must be one that all nodes share"
+                    )
+                target.join(MARKER).write_json({**facts, "files": files, "attempt": self.attempt})
+                self._remove_old(target)
+            except (OSError, CheckpointError) as error:
+                problem = [_short(error)]  # type: ignore[list-item]
+        dist.broadcast_object_list(problem, src=0, group=self.group)
+        if problem[0]:
+            raise CheckpointError(str(problem[0]))
+
+    def _remove_old(self, newest: Location) -> None:
+        """Keep the newest ``keep`` complete checkpoints; of older attempts remove incomplete folders too."""
+        complete = self.run.saved()
+        kept = {saved.location.path for saved in complete[: self.keep]} | {newest.path}
+        for saved in complete:
+            if saved.location.path not in kept:
+                saved.location.delete()
+        whole = {saved.location.path for saved in complete}
+        for info in self.run.checkpoints.list():
+            if (
+                info.path not in whole
+                and info.path != newest.path
+                and not info.base_name.endswith(f"-a{self.attempt:04d}")
+            ):
+                self.run.checkpoints.join(info.base_name).delete()
+
+    def _discard(self, target: Location) -> None:
+        try:
+            target.delete()
+        except OSError as error:
+            print(f"checkpoint: cannot remove the incomplete {target.uri}: {error}", file=sys.stderr)
+
+
+def _sha256_file(path: Path) -> str:
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def _upload(source: Path, target: Location) -> None:
+    with source.open("rb") as reader, target.fs.open_output_stream(target.path) as writer:
+        shutil.copyfileobj(reader, writer, length=16 * 2**20)
+
+
+def _short(error: BaseException) -> str:
+    """One line: DCP wraps each rank's error with its traceback, whose last line says what happened."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[-1] if lines else 'no message'}"[:500]

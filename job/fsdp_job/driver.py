@@ -1,0 +1,219 @@
+"""The job's driver: flags -> cluster -> data -> ``TorchTrainer.fit()`` -> exit code, with a ``done`` event on every ending."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from fsdp_job import events
+from fsdp_job.config import JobConfig
+from fsdp_job.errors import EXIT_FAILED, EXIT_OK, EXIT_STOPPED, EXIT_UNEXPECTED, JobError
+from fsdp_job.flags import build_parser, parse_args
+
+ENVIRONMENT = {
+    # Each event line comes once through the sink; what else the workers print is neither doubled nor folded together.
+    "RAY_TRAIN_ENABLE_PRINT_PATCH": "0",
+    "RAY_DEDUP_LOGS": "0",
+    # After a lost node Ray Train waits this long for the dead node's workers before it takes fewer (default 60 s).
+    "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "20",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+}
+CONTROLLER_FAILURES = 30
+"""Attempts to place the workers before the job ends; Ray's own default never gives up."""
+
+
+class Stopped(BaseException):
+    """SIGTERM reached the driver (``ray job stop`` and Kubernetes send it)."""
+
+
+@dataclass
+class Ending:
+    """What the ``done`` event says; filled as the run goes on."""
+
+    began: float = field(default_factory=time.time)
+    status: str = "failed"
+    code: int = EXIT_UNEXPECTED
+    run_name: str | None = None
+    error: dict[str, Any] | None = None
+    summary: dict[str, Any] = field(default_factory=dict)
+    seen: dict[str, Any] = field(default_factory=dict)
+
+    def emit(self) -> None:
+        steps = self.summary.get("step", self.seen.get("last_step", 0))
+        events.write_line(
+            events.render(
+                "done", status=self.status, exit_code=self.code, steps=steps, run_name=self.run_name, error=self.error,
+                final_loss=self.summary.get("final_loss", self.seen.get("final_loss")),
+                wall_s=round(time.time() - self.began, 3), attempts=self.seen.get("attempts", 0),
+                **{key: value for key, value in self.summary.items() if key not in ("status", "step", "final_loss", "rank", "error")},
+            )
+        )  # fmt: skip
+
+    def fail(self, code: int, error: dict[str, Any]) -> None:
+        self.status, self.code, self.error = "failed", code, error
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the job that ``argv`` asks for; returns the process's exit code."""
+    if {"-h", "--help"} & set(argv):
+        build_parser().print_help()
+        return EXIT_OK
+    ending = Ending()
+    try:
+        _run(argv, ending)
+    except JobError as error:
+        print(f"train.py: {error}", file=sys.stderr)
+        ending.fail(error.exit_code, {"type": type(error).__name__, "message": str(error)})
+    except (Stopped, KeyboardInterrupt):
+        ending.status, ending.code = "stopped", EXIT_STOPPED
+    except Exception as error:
+        ending.fail(EXIT_UNEXPECTED, {"type": type(error).__name__, "message": str(error)[:2000]})
+        raise
+    finally:
+        ending.emit()
+    return ending.code
+
+
+def _run(argv: Sequence[str], ending: Ending) -> None:
+    cfg = parse_args(argv)
+    _check_files(cfg)
+    for name, value in ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    submission = uuid.uuid4().hex[:12]
+    run_name = ending.run_name = cfg.run_name or time.strftime("run-%Y%m%d-%H%M%S-") + submission[:6]
+
+    from fsdp_job import cluster
+
+    cluster.connect(cfg)
+    signal.signal(signal.SIGTERM, _stop)
+    world, on_gpus = cluster.wait_for_workers(cfg)
+    _fit(cfg, ending, world=world, on_gpus=on_gpus, submission=submission, run_name=run_name)
+
+
+def _stop(_signal: int, _frame: Any) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    raise Stopped
+
+
+def _check_files(cfg: JobConfig) -> None:
+    """What can be wrong without a cluster is found before one is awaited."""
+    if cfg.model_config:
+        from fsdp_job.model import load_config
+
+        load_config(cfg)
+
+
+def _prepare_data(cfg: JobConfig, storage_path: str) -> Any:
+    from fsdp_job.data import DataSpec, prepare
+    from fsdp_job.model import load_config
+
+    config = load_config(cfg)
+    held_out = cfg.eval_sequences or (max(8, 4 * cfg.batch_size) if cfg.eval_every else 0)
+    return prepare(
+        DataSpec(
+            dataset=cfg.dataset, tokenizer=cfg.tokenizer or cfg.effective_model_id or "bytes", seq_len=cfg.seq_len,
+            seed=cfg.seed, vocab_size=getattr(config, "vocab_size", None), eval_sequences=held_out,
+            cache_dir=os.environ.get("EKS_RAY_TRAIN_CACHE_DIR") or f"{tempfile.gettempdir()}/eks-ray-train-cache",
+            storage_path=storage_path,
+        )
+    )  # fmt: skip
+
+
+def _fit(cfg: JobConfig, ending: Ending, *, world: int, on_gpus: bool, submission: str, run_name: str) -> None:
+    import ray
+    from ray.train.v2.api.exceptions import TrainingFailedError
+
+    from fsdp_job.sink import Printer, start_sink
+    from fsdp_job.storage import default_storage_path
+
+    storage = cfg.storage_path or default_storage_path()
+    prepared = _prepare_data(cfg, storage)
+    prepared.check_global_batch(cfg.sequences_per_step(world))
+    sink = start_sink()
+    printer = Printer(sink)
+    settings = {
+        "config": cfg.to_dict(), "prepared": prepared.to_json(), "submission": submission, "run_name": run_name,
+        "storage_path": storage, "storage_asked": cfg.storage_path is not None, "starting_world": world, "sink": sink,
+    }  # fmt: skip
+    failed: TrainingFailedError | None = None
+    try:
+        with tempfile.TemporaryDirectory(prefix="ray-train-") as ray_folder:
+            result = _trainer(cfg, settings, world=world, on_gpus=on_gpus, folder=ray_folder).fit()
+        ending.summary = dict(result.return_value or {})
+    except TrainingFailedError as error:
+        failed = error
+    finally:
+        ending.seen = printer.finish()
+        if not sys.exc_info()[0]:
+            ray.shutdown()
+    if failed is None and ending.summary.get("status") == "succeeded":
+        ending.status, ending.code = "succeeded", EXIT_OK
+        return
+    cause = first_cause(ending.seen["failures"], failed)
+    ending.fail(cause.get("exit_code") or EXIT_FAILED, cause)
+    where = f"rank {cause['rank']} on node {cause['node']}: " if cause.get("rank") is not None else ""
+    print(f"train.py: the job failed; first: {where}{cause['type']}: {cause['message']}", file=sys.stderr, flush=True)
+
+
+def first_cause(failures: list[dict[str, Any]], failed: Exception | None) -> dict[str, Any]:
+    """The failure that came first and is no mere echo of another rank's: what the user must read.
+
+    Of the last attempt that recorded any; a worker that vanished (its process was killed) before ranks that lost touch.
+    """
+    last = [f for f in failures if f["attempt"] == failures[-1]["attempt"]] if failures else []
+    real = sorted((f for f in last if not f["noise"]), key=lambda f: f["time"])
+    if real:
+        return real[0]
+    by_rank = getattr(failed, "worker_failures", None) or {}
+    for rank, error in sorted(by_rank.items()):
+        if type(error).__name__ in (
+            "RayActorError",
+            "ActorDiedError",
+            "WorkerCrashedError",
+            "WorkerHealthCheckFailedError",
+        ):
+            return {"rank": rank, "node": None, "type": type(error).__name__, "message": str(error).splitlines()[0]}
+    if last:
+        return min(last, key=lambda f: f["time"])
+    text = str(failed).strip() if failed else "the workers returned no result"
+    return {"rank": None, "node": None, "type": type(failed).__name__ if failed else "NoResult", "message": text[:2000]}
+
+
+def _trainer(cfg: JobConfig, settings: dict[str, Any], *, world: int, on_gpus: bool, folder: str) -> Any:
+    from ray.train import ScalingConfig
+    from ray.train.torch import TorchConfig, TorchTrainer
+    from ray.train.v2.api.config import FailureConfig, RunConfig
+
+    from fsdp_job.transport import nccl_environment
+    from fsdp_job.worker import ray_worker
+
+    env = nccl_environment(settings["submission"], os.environ) if on_gpus else {}
+    if on_gpus:
+        env.setdefault("TORCHINDUCTOR_CACHE_DIR", f"{tempfile.gettempdir()}/eks-ray-train-inductor")
+    workers: Any = (cfg.min_workers, world) if cfg.min_workers and cfg.min_workers < world else world
+    return TorchTrainer(
+        ray_worker,  # type: ignore[arg-type]
+        train_loop_config=settings,
+        torch_config=TorchConfig(
+            backend="cpu:gloo,cuda:nccl" if on_gpus else "gloo", timeout_s=int(cfg.collective_timeout_seconds) + 60
+        ),
+        scaling_config=ScalingConfig(
+            num_workers=workers, use_gpu=on_gpus, resources_per_worker=None if on_gpus else {"CPU": 1}
+        ),
+        run_config=RunConfig(
+            # A name of its own each time: under a known name Ray would resume by itself, from what it remembers.
+            name=f"{settings['run_name']}-{settings['submission']}",
+            storage_path=folder,
+            failure_config=FailureConfig(
+                max_failures=cfg.effective_max_failures, controller_failure_limit=CONTROLLER_FAILURES
+            ),
+            worker_runtime_env={"env_vars": env} if env else None,
+        ),
+    )

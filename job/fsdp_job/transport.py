@@ -1,0 +1,151 @@
+"""Evidence of what carried the traffic between nodes: this rank's NCCL lines, the EFA counters, what libfabric lists.
+
+NCCL writes into a file per process of this run (``NCCL_DEBUG_FILE``), so no line of another run can be taken for ours.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+SYSFS = Path("/sys/class/infiniband")
+COUNTERS = (
+    "tx_bytes", "rx_bytes", "send_bytes", "recv_bytes", "rdma_read_bytes", "rdma_write_bytes", "retrans_bytes", "rx_drops",
+)  # fmt: skip
+MAX_LINES = 60
+
+_KEEP = re.compile(
+    r"NET/OFI|NET/Plugin|NET/Socket|NET/IB|Using network|NET plugin|NCCL version|NCCL WARN|Failed to initialize|[Nn]o eligible"
+)
+_CHANNEL = re.compile(r"Channel .*?\bvia\s+(?P<via>\S+)")
+
+
+def nccl_environment(submission: str, current: Mapping[str, str]) -> dict[str, str]:
+    """Variables for the workers: NCCL's log at INFO into one file per process of this submission.
+
+    A NCCL_DEBUG below INFO would leave no evidence, so it is raised; TRACE and chosen subsystems stay (INIT and NET added).
+    """
+    level = current.get("NCCL_DEBUG", "").upper()
+    chosen = current.get("NCCL_DEBUG_SUBSYS", "")
+    missing = [part for part in ("INIT", "NET") if chosen.upper() != "ALL" and part not in chosen.upper().split(",")]
+    return {
+        "NCCL_DEBUG": level if level in ("INFO", "ABORT", "TRACE") else "INFO",
+        "NCCL_DEBUG_SUBSYS": ",".join(filter(None, [chosen, *missing])),
+        "NCCL_DEBUG_FILE": f"{tempfile.gettempdir()}/eks-ray-train-nccl-{submission}.%h.%p.log",
+    }
+
+
+def nccl_files() -> list[Path]:
+    """This process's NCCL log files, by the pattern in its environment."""
+    pattern = os.environ.get("NCCL_DEBUG_FILE", "")
+    if "%p" not in pattern:
+        return [Path(pattern)] if pattern and Path(pattern).is_file() else []
+    folder, name = os.path.split(pattern)
+    wanted = name.replace("%p", str(os.getpid())).replace("%h", "*")
+    return sorted(Path(folder or ".").glob(wanted))
+
+
+def matter(lines: list[str]) -> tuple[list[str], dict[str, int]]:
+    """(verbatim lines that show the transport, channels counted by what carries them).
+
+    Of the many channel lines only the first three of each carrier are kept; the counts tell how many there were.
+    """
+    kept: list[str] = []
+    channels: dict[str, int] = {}
+    seen: set[str] = set()
+    for line in lines:
+        line = line.rstrip()
+        channel = _CHANNEL.search(line)
+        if channel:
+            via = channel["via"]
+            channels[via] = channels.get(via, 0) + 1
+            if channels[via] > 3:
+                continue
+        elif not _KEEP.search(line) or line in seen:
+            continue
+        seen.add(line)
+        kept.append(line)
+    # Channel lines come last in a log but matter most: they are never the ones cut off.
+    if len(kept) > MAX_LINES:
+        shown = [line for line in kept if _CHANNEL.search(line)][:MAX_LINES]
+        kept = [line for line in kept if not _CHANNEL.search(line)][: MAX_LINES - len(shown)] + shown
+    return kept, channels
+
+
+def efa_counters(root: Path = SYSFS) -> dict[str, Any]:
+    """Byte counters of each EFA device by name, or ``{"absent": why}``."""
+    devices: dict[str, Any] = {}
+    for folder in sorted(root.glob("*/ports/1/hw_counters")):
+        values = {}
+        for name in COUNTERS:
+            try:
+                values[name] = int((folder / name).read_text())
+            except (OSError, ValueError):
+                continue  # an older driver lacks some of them
+        if values:
+            devices[folder.parts[-4]] = values
+    return devices or {"absent": f"no device with counters below {root}"}
+
+
+def fabric(timeout_s: float = 20) -> dict[str, Any]:
+    """What ``fi_info -p efa`` says of FI_EP_RDM and FI_RMA, or ``{"absent": why}``."""
+    program = shutil.which("fi_info") or shutil.which("/opt/amazon/efa/bin/fi_info")
+    if program is None:
+        return {"absent": "fi_info is not installed"}
+
+    def ask(*more: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [program, "-p", "efa", *more], capture_output=True, text=True, timeout=timeout_s, check=False
+        )
+
+    try:
+        plain = ask()
+        if plain.returncode != 0:
+            said = (plain.stderr or plain.stdout).strip().splitlines()
+            return {"absent": f"fi_info -p efa ended with {plain.returncode}: {said[-1] if said else 'no output'}"}
+        domains = re.findall(r"domain:\s*(\S+)", plain.stdout)
+        rdm = "FI_EP_RDM" in plain.stdout or ask("-t", "FI_EP_RDM").returncode == 0
+        return {"domains": sorted(set(domains)), "FI_EP_RDM": rdm, "FI_RMA": ask("-c", "FI_RMA").returncode == 0}
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return {"absent": f"fi_info failed: {error}"}
+
+
+class Evidence:
+    """One rank's evidence: counters when made, and the ``transport`` event's fields when asked."""
+
+    def __init__(self, *, rank: int, node: str, local_rank: int, world_size: int) -> None:
+        self._who = {
+            "rank": rank,
+            "node": node,
+            "world_size": world_size,
+            "pid": os.getpid(),
+            "host": os.uname().nodename,
+        }
+        self._before = efa_counters()
+        self._fabric = fabric() if local_rank == 0 else None
+
+    def fields(self) -> dict[str, Any]:
+        """Fields of the ``transport`` event as of now."""
+        lines: list[str] = []
+        for path in nccl_files():
+            try:
+                lines += path.read_text(errors="replace").splitlines()
+            except OSError as error:
+                lines.append(f"cannot read {path}: {error}")
+        kept, channels = matter(lines)
+        out = {
+            **self._who, "nccl_lines": kept, "channels": channels, "nccl_lines_total": len(lines),
+            "efa_before": self._before, "efa_after": efa_counters(),
+        }  # fmt: skip
+        return out if self._fabric is None else {**out, "fi_info": self._fabric}
+
+    def clean(self) -> None:
+        """Remove this process's NCCL log files."""
+        for path in nccl_files():
+            path.unlink(missing_ok=True)
