@@ -3,10 +3,6 @@
 Two rules keep a log from passing by accident. A statement *for* a network counts only in a whole, well-formed line: known
 prefixes, then NCCL's own, then the statement and nothing else. A statement *against* EFA counts wherever it stands, in
 a line that lost its head too.
-
-Formats: NCCL ``src/debug.cc`` and ``src/transport/*.cc`` (https://github.com/NVIDIA/nccl), aws-ofi-nccl
-``src/nccl_ofi_net.cpp`` (https://github.com/aws/aws-ofi-nccl), Ray's worker prefix and deduplication
-(https://docs.ray.io/en/latest/ray-observability/user-guides/configure-logging.html).
 """
 
 from __future__ import annotations
@@ -15,88 +11,8 @@ import re
 from dataclasses import dataclass
 from enum import Enum, auto
 
+from eks_ray_train.gate import patterns as p
 from eks_ray_train.gate.evidence import Net
-
-# The second form is a colour whose escape character was lost on the way (copied from a terminal, or a log collector).
-_ANSI = re.compile(rb"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07]*\x07|\[\d{1,2}(?:;\d{1,3})*m|\x1b")
-_REPEATED = re.compile(rb"\s*\[repeated(?: (\d+)x)?[^\]]*(?:\].*)?$")
-
-_TIME = rb"(?:\d{4}-\d\d-\d\d[T ]|\d\d/\d\d/\d{2,4} )?\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?"
-_TOKEN = re.compile(
-    rb"\s+"
-    rb"|\[(\d+),(?P<mpi>\d+)\]<std(?:out|err)>:?"
-    rb"|\((?:(?P<actor>[\w.:\- ]+?) )?pid=(?P<pid>\d+)(?:, ip=(?P<ip>[\w.:]+))?\)"
-    rb"|\[?" + _TIME + rb"\]?(?: std(?:out|err) [FP](?= ))?"
-    rb"|\[(?:(?:rank|default)?\d+|pod/[\w./-]+)\]:?(?=[ \t])"
-    rb"|\d+: "
-    rb"|[\w.-]*\d[\w.-]*: (?=\S+:\d+:\d+ |INFO: |WARN: |NCCL |NET/)"
-    rb"|[\w.-]+ +\| "
-    rb"|(?:INFO|WARN|TRACE): Function: \w+ Line: \d+: "
-)
-_MARKER = re.compile(rb"NCCL (?:INFO|WARN) ?")
-_HEAD = re.compile(
-    rb"(?:^|(?<=[\s>)\]]))(?P<host>[^\s:()\[\]]+):(?P<pid>\d+)(?::(?P<tid>\d+))? \[(?P<dev>-?\d+)\]"
-    rb"(?P<code> [^\r\n]{1,200}:\d+)? $"
-)
-_HEAD_SHORT = re.compile(rb"(?:^|(?<=[\s>)\]]))(?P<host>[A-Za-z][\w.-]*) \[(?P<dev>\d+)\] $")
-# A line that broke off inside NCCL's own prefix: it still says which process there is.
-_CUT_HEAD = re.compile(
-    rb"(?:^|(?<=[\s>)\]:]))(?P<host>[^\s:()\[\]]*[A-Za-z>][^\s:()\[\]]*):(?P<pid>\d+):\d*"
-    rb"(?: (?:\[(?:\d+(?:\](?: (?:N(?:C(?:C(?:L(?: (?:I(?:N(?:F)?)?|W(?:A(?:R)?)?)?)?)?)?)?)?)?)?)?)?)?$"
-)
-
-_NODES = rb"(?P<a>\d+)(?:\[\w+\])? -> (?P<b>\d+)(?:\[\w+\])?(?: \[(?P<way>send|receive)\])? via "
-_CHANNEL = re.compile(rb"(?:Channel|Ring) \d+(?:/\d+)? : " + _NODES + rb"(?P<via>\S.*?)\s*$")
-_CHANNEL_TAIL = re.compile(
-    rb"(?:-> \d+(?:\[\w+\])?(?: \[(?:send|receive)\])? |\[(?:send|receive)\] |^\s*)via NET/(?P<name>[A-Za-z][^/\n]*)"
-)
-_RING_LIST = re.compile(rb"Channel \d+(?:/\d+)? :\s{2,}\d")
-_VIA_NET = re.compile(rb"NET/(?P<name>[^/]+)/\d+(?:\(\d+\))?(?P<more>(?:/[\w()]+)*)$")
-_SELECTED = re.compile(
-    rb"NET/OFI Selected [Pp]rovider is (?P<provider>[\w;.+-]+)(?:,? fabric is [^\s(]+)?(?: \(found (?P<nics>\d+) nics?\))?$"
-)
-_SELECTED_ANY = re.compile(rb"NET/OFI Selected [Pp]rovider is (?P<provider>[\w;.+-]*)(?P<more>.*)$")
-_SELECTED_CUT = re.compile(rb",? ?(?:f[abric]*(?: i?s?)?)?|,? fabric is [^\s(]*(?: (?:\([a-z0-9 ]*)?)?| \([a-z0-9 ]*")
-_NETWORK = re.compile(
-    rb"(?:Using network (?P<using>.*)|Assigned NET plugin (?P<assigned>.*?)(?P<to> to comm)?|Initialized NET plugin (?P<init>.*))$"
-)
-_SELF_TEST = re.compile(
-    rb"NET/OFI Process rank (?P<rank>\d+) started\. NCCLNet device used on \S+ is (?P<name>.+?)\.?$"
-)
-_COMM = re.compile(rb"comm 0x[0-9a-f]+ rank (?P<rank>\d+) n[Rr]anks (?P<size>\d+)(?: nNodes (?P<nodes>\d+))?")
-_PLUGIN_FAILED = re.compile(
-    rb"NET/OFI.*(?:initialization failed|Initializing plugin failed|OFI NCCL failure|Only EFA provi|No eligible provider"
-    rb"|Couldn't find any optimal provider)|Failed to initialize (?:any )?NET plugin"
-)
-_ERROR = re.compile(
-    rb"NCCL WARN|completed with error|[Cc]ouldn't open|Unresponsive receiver|will abort|rdma-read|GDR disabled|[Cc]ould not find"
-    rb"|[Nn]o plugin found|Plugin load|No device found"
-)
-_NO_PLUGIN = re.compile(
-    rb"NET/Plugin.*(?:[Nn]o plugin found|using internal implementation|Plugin load .*returned|[Cc]ould not find)"
-    rb"|NET/Socket ?: Using|NET/IB ?: No device found"
-)
-_IB_HINT = re.compile(rb"NET/IB ?: Using ")
-# How NCCL's and the plugin's messages begin; a bare line that begins otherwise is somebody else's.
-_BARE = re.compile(
-    rb"NET/|Using network |Assigned NET plugin |Initialized NET plugin |Channel \d+(?:/\d*)?(?: :|$)|Bootstrap : |comm 0x"
-    rb"|Failed to initialize (?:any )?NET plugin"
-)
-_PHRASES = (
-    b"NET/OFI Selected provider is ",
-    b"NET/OFI Selected Provider is ",
-    b"Using network ",
-    b"Assigned NET plugin ",
-    b"Initialized NET plugin ",
-)
-_CHANNEL_START = b"Channel "
-_PROVIDERS = (
-    b"efa", b"tcp", b"tcp;ofi_rxm", b"sockets", b"sockets;ofi_rxd", b"verbs", b"verbs;ofi_rxm", b"verbs;ofi_rxd", b"cxi", b"udp",
-    b"udp;ofi_rxd", b"psm2", b"psm3", b"opx", b"shm", b"gni", b"lnx", b"ucx", b"efa-direct",
-)  # fmt: skip
-_NAMES = {b"AWS Libfabric": Net.OFI, b"Libfabric": Net.OFI, b"Socket": Net.SOCKET, b"IB": Net.IB}
-_IB_LIKE = re.compile(rb"(?:IB|ib|UCX|ucx|NCCL RDMA|RDMA|SHARP|Mellanox|NVIDIA)\b|IBext", re.ASCII)
-_LOCAL = re.compile(rb"P2P|SHM|direct shared memory|NVLS|CUMEM|direct pointer|CollNet")
 
 
 class Kind(Enum):
@@ -154,13 +70,13 @@ def strip_colour(line: bytes) -> bytes:
     """The line without terminal escapes and without NULs."""
     if b"\x00" in line:
         line = line.replace(b"\x00", b"")
-    return _ANSI.sub(b"", line) if b"\x1b" in line or b"m(" in line or b"[0m" in line else line
+    return p.ANSI.sub(b"", line) if b"\x1b" in line or b"m(" in line or b"[0m" in line else line
 
 
 def read_prefix(line: bytes) -> Prefix:
     """Walk over the prefixes that launchers, Ray and log collectors put before a line."""
     found = Prefix()
-    while match := _TOKEN.match(line, found.end):
+    while match := p.TOKEN.match(line, found.end):
         if match.end() == found.end:
             break
         found.end = match.end()
@@ -179,19 +95,19 @@ def parse(line: bytes) -> Parsed | None:
     """
     text = strip_colour(line)
     repeated = 0
-    if b"[repeated" in text and (match := _REPEATED.search(text)):
+    if b"[repeated" in text and (match := p.REPEATED.search(text)):
         repeated = int(match[1][:6]) if match[1] else 0
         text = text[: match.start()]
     prefix = read_prefix(text)
-    marker = _MARKER.search(text)
+    marker = p.MARKER.search(text)
     if marker is None:
         out = _bare(text, prefix)
     else:
         head = text[prefix.end : marker.start()]
-        match = _HEAD.search(head) or _HEAD_SHORT.search(head)
+        match = p.HEAD.search(head) or p.HEAD_SHORT.search(head)
         clean = match.start() == 0 if match else not head.strip()
         rest = text[marker.end() :]
-        if (second := _MARKER.search(rest)) is not None:
+        if (second := p.MARKER.search(rest)) is not None:
             # Two writers at once: nothing here is whole, but what speaks against EFA still counts.
             clean, rest = False, rest[: second.start()] + b" " + rest[second.end() :]
         out = _statement(rest, clean=clean)
@@ -209,12 +125,12 @@ def parse(line: bytes) -> Parsed | None:
 def _bare(text: bytes, prefix: Prefix) -> Parsed | None:
     """A line without NCCL's marker: pasted without it, or broken off, or somebody else's."""
     rest = text[prefix.end :]
-    if match := _CUT_HEAD.search(text, max(0, len(text) - 300)):
+    if match := p.CUT_HEAD.search(text, max(0, len(text) - 300)):
         return Parsed(Kind.CUT, host=match["host"].decode("utf-8", "replace")[:253], pid=int(match["pid"][:12]))
     # Under Ray every NCCL line has the marker: without it, the line is the program's own print, or a rest of one.
     out = _statement(rest, clean=not prefix.ray)
     out.nccl = False
-    if out.kind is Kind.NET_CHANNEL or _BARE.match(rest):
+    if out.kind is Kind.NET_CHANNEL or p.BARE.match(rest):
         return out
     return None
 
@@ -222,62 +138,62 @@ def _bare(text: bytes, prefix: Prefix) -> Parsed | None:
 def _statement(body: bytes, *, clean: bool) -> Parsed:
     body = body.strip()
     out = Parsed(Kind.OTHER, ofi=body.startswith(b"NET/OFI"))
-    out.plugin_failed = _PLUGIN_FAILED.search(body) is not None
-    out.error = out.plugin_failed or _ERROR.search(body) is not None
+    out.plugin_failed = p.PLUGIN_FAILED.search(body) is not None
+    out.error = out.plugin_failed or p.ERROR.search(body) is not None
     if b" via " in body or body.startswith((b"Channel", b"via NET/")):
         return _channel(body, out, clean=clean)
-    if match := _SELECTED_ANY.search(body):
+    if match := p.SELECTED_ANY.search(body):
         return _provider(body, match, out, clean=clean and match.start() == 0)
-    if match := _NETWORK.search(body):
+    if match := p.NETWORK.search(body):
         return _network(match, out, clean=clean and match.start() == 0)
-    if match := _SELF_TEST.match(body):
+    if match := p.SELF_TEST.match(body):
         return _named(match["name"], Kind.NETWORK, out, clean=clean)
-    if match := _COMM.search(body):
+    if match := p.COMM.search(body):
         out.kind, out.own_rank, out.size = Kind.COMM, int(match["rank"][:9]), int(match["size"][:9])
         out.nodes = int(match["nodes"][:9]) if match["nodes"] else None
         return out
-    if _IB_HINT.search(body):
+    if p.IB_HINT.search(body):
         out.kind, out.net = Kind.HINT, Net.IB
-    elif _NO_PLUGIN.search(body):
+    elif p.NO_PLUGIN.search(body):
         out.kind, out.net = Kind.HINT, Net.SOCKET
-    elif any(phrase.startswith(body) for phrase in _PHRASES):
-        out.kind = Kind.CUT_CHANNEL if _CHANNEL_START.startswith(body) else Kind.CUT
-    elif _CHANNEL_START.startswith(body):
+    elif any(phrase.startswith(body) for phrase in p.PHRASES):
+        out.kind = Kind.CUT_CHANNEL if p.CHANNEL_START.startswith(body) else Kind.CUT
+    elif p.CHANNEL_START.startswith(body):
         out.kind = Kind.CUT_CHANNEL
     return out
 
 
 def _channel(body: bytes, out: Parsed, *, clean: bool) -> Parsed:
-    if match := _CHANNEL.search(body):
+    if match := p.CHANNEL.search(body):
         whole = clean and match.start() == 0
         via = match["via"]
         out.own_rank = int(match["b" if match["way"] == b"receive" else "a"][:9])
-        if net := _VIA_NET.match(via):
+        if net := p.VIA_NET.match(via):
             out.gdr = b"GDRDMA" in net["more"]
             return _named(net["name"], Kind.NET_CHANNEL, out, clean=whole)
         if via.startswith(b"NET/") and len(via) > 4:
             return _named(via[4:].split(b"/")[0], Kind.NET_CHANNEL, out, clean=False)
-        if _LOCAL.match(via):
+        if p.LOCAL.match(via):
             out.kind = Kind.LOCAL_CHANNEL
             return out
         out.kind = Kind.CUT_CHANNEL
         return out
-    if match := _CHANNEL_TAIL.search(body):
+    if match := p.CHANNEL_TAIL.search(body):
         return _named(match["name"], Kind.NET_CHANNEL, out, clean=False)
-    if body.startswith(b"Channel") and not _RING_LIST.match(body):
+    if body.startswith(b"Channel") and not p.RING_LIST.match(body):
         out.kind = Kind.CUT_CHANNEL
     return out
 
 
 def _provider(body: bytes, match: re.Match[bytes], out: Parsed, *, clean: bool) -> Parsed:
     provider = match["provider"]
-    whole = _SELECTED.match(body) if clean else None
+    whole = p.SELECTED.match(body) if clean else None
     out.value = provider.decode("ascii", "replace")[:64]
-    if provider not in _PROVIDERS and not match["more"] and any(known.startswith(provider) for known in _PROVIDERS):
+    if provider not in p.PROVIDERS and not match["more"] and any(known.startswith(provider) for known in p.PROVIDERS):
         out.kind = Kind.CUT
     elif provider == b"efa" and not whole:
         # Cut inside "(found 4 nics)" is still efa; with other words behind it, it is nobody's line.
-        out.kind = Kind.PROVIDER if clean and _SELECTED_CUT.fullmatch(match["more"]) else Kind.CUT
+        out.kind = Kind.PROVIDER if clean and p.SELECTED_CUT.fullmatch(match["more"]) else Kind.CUT
     else:
         out.kind = Kind.PROVIDER
         if whole and whole["nics"]:
@@ -295,17 +211,17 @@ def _network(match: re.Match[bytes], out: Parsed, *, clean: bool) -> Parsed:
 def _named(name: bytes, kind: Kind, out: Parsed, *, clean: bool) -> Parsed:
     """Sort a statement by the network's name. Unclean lines count only when they name something else than Libfabric."""
     name = name.strip()
-    net = _NAMES.get(name)
+    net = p.NAMES.get(name)
     if net is None and name:
-        starts = [known for known in _NAMES if known.startswith(name)]
-        begun = [known for known in _NAMES if name.startswith(known)]
+        starts = [known for known in p.NAMES if known.startswith(name)]
+        begun = [known for known in p.NAMES if name.startswith(known)]
         if starts:
             # Broken off: "Sock" can only be Socket, and "Lib" may as well be nothing.
-            net = _NAMES[starts[0]] if _NAMES[starts[0]] is not Net.OFI else None
+            net = p.NAMES[starts[0]] if p.NAMES[starts[0]] is not Net.OFI else None
         elif begun:
-            net = _NAMES[begun[-1]]
+            net = p.NAMES[begun[-1]]
             clean = clean and name.startswith((b"Libfabric_", b"Libfabric ("))
-        elif _IB_LIKE.match(name):
+        elif p.IB_LIKE.match(name):
             net = Net.IB
         elif kind is not Kind.INITIALIZED and re.fullmatch(rb"[\w .+-]{2,40}", name):
             out.kind, out.value = Kind.FOREIGN, name.decode("ascii", "replace")

@@ -18,14 +18,22 @@ _MEMO_MAX = 100_000
 _AGAINST = re.compile(
     rb"\[(?:send|receive)\] via NET/(?:Socket|IB)|Using network (?:Socket|IB)\b|NET plugin (?:Socket|IB) to comm"
 )
-_TIMESTAMP = re.compile(rb"\[?\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d[.,\d]*(?:Z|[+-]\d\d:?\d\d)?\]? *")
+_ZEROS = bytes.maketrans(b"123456789", b"000000000")
 _CUT_END = re.compile(rb"[A-Za-z>\d]:\d+:\d*(?: (?:\[\d*\]? ?N?C?C?L?)?)?$")
-_WORDS = (b"NET/", b"Using network", b"NET plugin", b"Channel ", b"via ")
+_CUT_LAST = frozenset(b"0123456789:[] NCL")
 _MEMO_MARK = b"NCCL INFO Channel "
 _VIA = b" via "
 
 Identity = tuple[str, int]
 """(node, global rank), where the caller knows whose lines these are."""
+
+
+def _without_clock(line: bytes, at: int) -> bytes:
+    """The line's head up to NCCL's marker, with the digits of what a log collector put before it (the time) made equal."""
+    begin = line.find(b"(", 0, at)
+    if begin < 0:
+        begin = line.rfind(b" ", 0, max(0, line.rfind(b" [", 0, at))) + 1
+    return line[:begin].translate(_ZEROS) + line[begin:at] if begin else line[:at]
 
 
 class LogParser:
@@ -53,9 +61,6 @@ class LogParser:
         """Many whole lines at once: the fast way for files."""
         if b"\r" in chunk:
             chunk = chunk.replace(b"\r", b"\n")
-        if b"NCCL" not in chunk and b"(Ray" not in chunk and not any(word in chunk for word in _WORDS):
-            self._out.lines += chunk.count(b"\n")
-            return
         self._feed_lines(chunk.split(b"\n"), None)
 
     def evidence(self) -> Evidence:
@@ -79,11 +84,11 @@ class LogParser:
             if identity is None and line.startswith(_MEMO_MARK, at):
                 via = line.rfind(_VIA, at)
                 if via > 0 and len(line) < 600 and line.find(b"NCCL", at + 4) < 0:
-                    start = 0
-                    if line[:2] in (b"[2", b"20") and (stamp := _TIMESTAMP.match(line)):
-                        start = stamp.end()
-                    key = line[start:at] + line[via:]
+                    key = line[:at] + line[via:]
                     known = memo.get(key)
+                    if known is None:
+                        key = _without_clock(line, at) + line[via:]
+                        known = memo.get(key)
                     if known is not None:
                         rank, net, gdr = known
                         if net is None:
@@ -96,14 +101,22 @@ class LogParser:
 
     def _without_marker(self, line: bytes, identity: Identity | None) -> None:
         """Most lines of a log: the program's own. Three kinds matter: bare NCCL text, cut prefixes, Ray's prefix."""
-        if (
-            len(line) > HEAD_BYTES
-            or any(word in line for word in _WORDS)
-            or _CUT_END.search(line, max(0, len(line) - 60))
+        size = len(line)
+        if (  # written out, since this runs for every line of the program's own
+            b"NET" in line
+            or b"Using network" in line
+            or b"Channel " in line
+            or b" via " in line
+            or size > HEAD_BYTES
+            or (
+                line[-1] in _CUT_LAST
+                and line.count(b":", max(0, size - 40)) > 1
+                and _CUT_END.search(line, max(0, size - 60))
+            )
         ):
             self._parse(line, identity, None)
-        close = line.find(b")", 0, 200) if b"TrainWorker" in line[:120] else -1
-        if close > 0 and (head := line[: close + 1]) not in self._ray_prefixes:
+        close = line.find(b")", 0, 200)
+        if close > 0 and (head := line[: close + 1]) not in self._ray_prefixes and b"TrainWorker" in head:
             prefix = read_prefix(strip_colour(head + b" "))
             if prefix.ray and prefix.ip and len(self._out.ray_nodes) < MAX_RANKS:
                 self._out.ray_nodes.add(prefix.ip)

@@ -1,0 +1,91 @@
+"""The formats that the gate reads, as patterns over bytes; ``lines`` gives them their meaning.
+
+NCCL ``src/debug.cc`` and ``src/transport/*.cc`` (https://github.com/NVIDIA/nccl), aws-ofi-nccl
+``src/nccl_ofi_net.cpp`` (https://github.com/aws/aws-ofi-nccl), Ray's worker prefix and deduplication
+(https://docs.ray.io/en/latest/ray-observability/user-guides/configure-logging.html).
+"""
+
+from __future__ import annotations
+
+import re
+
+from eks_ray_train.gate.evidence import Net
+
+# The second form is a colour whose escape character was lost on the way (copied from a terminal, or a log collector).
+ANSI = re.compile(rb"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07]*\x07|\[\d{1,2}(?:;\d{1,3})*m|\x1b")
+REPEATED = re.compile(rb"\s*\[repeated(?: (\d+)x)?[^\]]*(?:\].*)?$")
+
+TIME = rb"(?:\d{4}-\d\d-\d\d[T ]|\d\d/\d\d/\d{2,4} )?\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?"
+TOKEN = re.compile(
+    rb"\s+"
+    rb"|\[(\d+),(?P<mpi>\d+)\]<std(?:out|err)>:?"
+    rb"|\((?:(?P<actor>[\w.:\- ]+?) )?pid=(?P<pid>\d+)(?:, ip=(?P<ip>[\w.:]+))?\)"
+    rb"|\[?" + TIME + rb"\]?(?: std(?:out|err) [FP](?= ))?"
+    rb"|\[(?:(?:rank|default)?\d+|pod/[\w./-]+)\]:?(?=[ \t])"
+    rb"|\d+: "
+    rb"|[\w.-]*\d[\w.-]*: (?=\S+:\d+:\d+ |INFO: |WARN: |NCCL |NET/)"
+    rb"|[\w.-]+ +\| "
+    rb"|(?:INFO|WARN|TRACE): Function: \w+ Line: \d+: "
+)
+MARKER = re.compile(rb"NCCL (?:INFO|WARN) ?")
+HEAD = re.compile(
+    rb"(?:^|(?<=[\s>)\]]))(?P<host>[^\s:()\[\]]+):(?P<pid>\d+)(?::(?P<tid>\d+))? \[(?P<dev>-?\d+)\]"
+    rb"(?P<code> [^\r\n]{1,200}:\d+)? $"
+)
+HEAD_SHORT = re.compile(rb"(?:^|(?<=[\s>)\]]))(?P<host>[A-Za-z][\w.-]*) \[(?P<dev>\d+)\] $")
+# A line that broke off inside NCCL's own prefix: it still says which process there is.
+CUT_HEAD = re.compile(
+    rb"(?:^|(?<=[\s>)\]:]))(?P<host>[^\s:()\[\]]*[A-Za-z>][^\s:()\[\]]*):(?P<pid>\d+):\d*"
+    rb"(?: (?:\[(?:\d+(?:\](?: (?:N(?:C(?:C(?:L(?: (?:I(?:N(?:F)?)?|W(?:A(?:R)?)?)?)?)?)?)?)?)?)?)?)?)?$"
+)
+
+NODES = rb"(?P<a>\d+)(?:\[\w+\])? -> (?P<b>\d+)(?:\[\w+\])?(?: \[(?P<way>send|receive)\])? via "
+CHANNEL = re.compile(rb"(?:Channel|Ring) \d+(?:/\d+)? : " + NODES + rb"(?P<via>\S.*?)\s*$")
+CHANNEL_TAIL = re.compile(
+    rb"(?:-> \d+(?:\[\w+\])?(?: \[(?:send|receive)\])? |\[(?:send|receive)\] |^\s*)via NET/(?P<name>[A-Za-z][^/\n]*)"
+)
+RING_LIST = re.compile(rb"Channel \d+(?:/\d+)? :\s{2,}\d")
+VIA_NET = re.compile(rb"NET/(?P<name>[^/]+)/\d+(?:\(\d+\))?(?P<more>(?:/[\w()]+)*)$")
+SELECTED = re.compile(
+    rb"NET/OFI Selected [Pp]rovider is (?P<provider>[\w;.+-]+)(?:,? fabric is [^\s(]+)?(?: \(found (?P<nics>\d+) nics?\))?$"
+)
+SELECTED_ANY = re.compile(rb"NET/OFI Selected [Pp]rovider is (?P<provider>[\w;.+-]*)(?P<more>.*)$")
+SELECTED_CUT = re.compile(rb",? ?(?:f[abric]*(?: i?s?)?)?|,? fabric is [^\s(]*(?: (?:\([a-z0-9 ]*)?)?| \([a-z0-9 ]*")
+NETWORK = re.compile(
+    rb"(?:Using network (?P<using>.*)|Assigned NET plugin (?P<assigned>.*?)(?P<to> to comm)?|Initialized NET plugin (?P<init>.*))$"
+)
+SELF_TEST = re.compile(rb"NET/OFI Process rank (?P<rank>\d+) started\. NCCLNet device used on \S+ is (?P<name>.+?)\.?$")
+COMM = re.compile(rb"comm 0x[0-9a-f]+ rank (?P<rank>\d+) n[Rr]anks (?P<size>\d+)(?: nNodes (?P<nodes>\d+))?")
+PLUGIN_FAILED = re.compile(
+    rb"NET/OFI.*(?:initialization failed|Initializing plugin failed|OFI NCCL failure|Only EFA provi|No eligible provider"
+    rb"|Couldn't find any optimal provider)|Failed to initialize (?:any )?NET plugin"
+)
+ERROR = re.compile(
+    rb"NCCL WARN|completed with error|[Cc]ouldn't open|Unresponsive receiver|will abort|rdma-read|GDR disabled|[Cc]ould not find"
+    rb"|[Nn]o plugin found|Plugin load|No device found"
+)
+NO_PLUGIN = re.compile(
+    rb"NET/Plugin.*(?:[Nn]o plugin found|using internal implementation|Plugin load .*returned|[Cc]ould not find)"
+    rb"|NET/Socket ?: Using|NET/IB ?: No device found"
+)
+IB_HINT = re.compile(rb"NET/IB ?: Using ")
+# How NCCL's and the plugin's messages begin; a bare line that begins otherwise is somebody else's.
+BARE = re.compile(
+    rb"NET/|Using network |Assigned NET plugin |Initialized NET plugin |Channel \d+(?:/\d*)?(?: :|$)|Bootstrap : |comm 0x"
+    rb"|Failed to initialize (?:any )?NET plugin"
+)
+PHRASES = (
+    b"NET/OFI Selected provider is ",
+    b"NET/OFI Selected Provider is ",
+    b"Using network ",
+    b"Assigned NET plugin ",
+    b"Initialized NET plugin ",
+)
+CHANNEL_START = b"Channel "
+PROVIDERS = (
+    b"efa", b"tcp", b"tcp;ofi_rxm", b"sockets", b"sockets;ofi_rxd", b"verbs", b"verbs;ofi_rxm", b"verbs;ofi_rxd", b"cxi", b"udp",
+    b"udp;ofi_rxd", b"psm2", b"psm3", b"opx", b"shm", b"gni", b"lnx", b"ucx", b"efa-direct",
+)  # fmt: skip
+NAMES = {b"AWS Libfabric": Net.OFI, b"Libfabric": Net.OFI, b"Socket": Net.SOCKET, b"IB": Net.IB}
+IB_LIKE = re.compile(rb"(?:IB|ib|UCX|ucx|NCCL RDMA|RDMA|SHARP|Mellanox|NVIDIA)\b|IBext", re.ASCII)
+LOCAL = re.compile(rb"P2P|SHM|direct shared memory|NVLS|CUMEM|direct pointer|CollNet")
