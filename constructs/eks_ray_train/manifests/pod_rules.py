@@ -57,11 +57,11 @@ def label_problems(where: str, labels: Mapping[str, Any]) -> Iterator[str]:
 
 
 def quantity(value: Any) -> float | None:
-    """``"160Gi"`` -> bytes, ``"500m"`` -> 0.5; None where it is a token or no quantity."""
+    """``"160Gi"`` -> bytes, ``"500m"`` -> 0.5; None where it is a token, negative or no quantity."""
     if isinstance(value, bool) or is_token(value):
         return None
     if isinstance(value, (int, float)):
-        return float(value)
+        return float(value) if value >= 0 else None
     match = _QUANTITY.fullmatch(value) if isinstance(value, str) else None
     return float(match.group(1)) * _FACTORS[match.group(2)] if match else None
 

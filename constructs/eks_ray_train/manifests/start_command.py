@@ -19,9 +19,11 @@ def start_command(entrypoint: str = ENTRYPOINT) -> tuple[list[str], list[str]]:
     """Command and arguments of a Ray container.
 
     The last process is ``ray start`` itself: ``bash -c`` of a single command replaces itself by it, so that the kubelet's
-    SIGTERM reaches Ray and not a shell that ignores it as process 1.
+    SIGTERM reaches Ray and not a shell that ignores it as process 1. Where the container's hard limit of open files is lower
+    than ours, the hard limit is taken (raising it needs a capability, and the pods have none).
     """
-    return [entrypoint], ["bash", "-c", f'ulimit -n {OPEN_FILES}; exec bash -c "$KUBERAY_GEN_RAY_START_CMD"']
+    limit = f"ulimit -n {OPEN_FILES} 2>/dev/null || ulimit -n hard"
+    return [entrypoint], ["bash", "-c", f'{limit}; exec bash -c "$KUBERAY_GEN_RAY_START_CMD"']
 
 
 def drain_hook(*, grace_period_seconds: int, proc: str = "/proc") -> list[str]:
