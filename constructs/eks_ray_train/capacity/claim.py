@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from .aws import AWS_ERRORS, Aws, error_text
@@ -14,7 +14,7 @@ from .nodes import Ground, read_ground
 from .offers import availability_zones
 from .prove import Field, first_reserved, none_usable, open_zone, prove, survey
 from .report import fit
-from .request import HOLD_PREFIX, Request, owner_of, plain_id
+from .request import HOLD_PREFIX, Request, owner_of, plain_id, zone_of
 from .reservations import Purpose, cancel, log, read, sweep
 from .stack import rolling_back
 
@@ -35,7 +35,7 @@ def answer_claim(event: Mapping[str, Any], aws: Aws) -> Result:
         if request.old is None or not rolling_back(aws, request.owner.stack_id):
             raise error if isinstance(error, CapacityError) else CapacityError(fit(error_text(error))) from error
         log("kept", reason=f"rolling back: {error}")
-        result = _as_before(request, aws)
+        result = _as_before(request, aws, error)
     left = sweep(aws, request.owner, holds=None, keep=keep | {result["PhysicalResourceId"]})
     log("claim", result=result, left=left)
     return result
@@ -74,7 +74,7 @@ def _claim(request: Request, aws: Aws) -> Result:
     field = survey(aws, wish.need.instance_type, names)
     ground = read_ground(request, aws)
     if ground.zone is not None and ground.live and ground.zone.zone_id not in {z.zone_id for z in field.usable}:
-        raise _move_with_nodes(ground, ", ".join(names))
+        raise _move_with_nodes(ground, wish.need.instance_type, names)
     if wish.mode in (Mode.RESERVATION, Mode.BLOCK):
         return _reserved(request, aws, field, ground)
     if not field.usable:
@@ -145,23 +145,38 @@ def _reserved(request: Request, aws: Aws, field: Field, ground: Ground) -> Resul
         raise CapacityError(fit(describe_misfits(held.id, wish.need, found)))
     zone = next((zone for zone in zones if zone.zone_id == held.zone.zone_id), ground.zone or held.zone)
     if ground.zone is not None and ground.live and ground.zone.zone_id != zone.zone_id:
-        raise _move_with_nodes(ground, str(zone))
+        raise _move_with_nodes(ground, wish.need.instance_type, [zone.name])
     return _result(request, zone, reservation_id=held.id, held=held, waiting=not_started(held, aws.now()))
 
 
-def _as_before(request: Request, aws: Aws) -> Result:
-    """A rollback's answer where nothing can be claimed: what CloudFormation has already, so that it can finish."""
+def _as_before(request: Request, aws: Aws, error: Exception) -> Result:
+    """A rollback's answer where nothing can be claimed: what CloudFormation has already, so that it can finish.
+
+    Raises ``error`` where not even the zone is known: a wrong one would move the node group, and a rollback that failed
+    can be continued.
+    """
     wish = request.wish
+    if wish.mode is not Mode.HOLD:
+        # A hold given up by this answer is deleted by its id.
+        zone = zone_of(request.physical_id) or _zone_before(request, aws, error)
+        return _result(request, zone, reservation_id=wish.reservation_id)
+    try:
+        # Where the update replaced a hold, the one before still stands, with the nodes in it.
+        held = adoptable(aws, request.owner, wish.need, None)
+    except AWS_ERRORS:
+        raise error from None
+    zone = held.zone if held is not None else _zone_before(request, aws, error)
+    physical_id = held.id if held is not None else request.physical_id
+    return {**_result(request, zone, reservation_id=physical_id), "PhysicalResourceId": physical_id}
+
+
+def _zone_before(request: Request, aws: Aws, error: Exception) -> Zone:
     try:
         zone = read_ground(request, aws).zone
-    except AWS_ERRORS as error:
-        log("ground-unknown", error=error_text(error))
-        zone = None
-    if zone is None:
-        zone = Zone(name=wish.preferred_zone or wish.zones[0], zone_id="")
-    held = request.physical_id if request.physical_id.startswith(HOLD_PREFIX) else wish.reservation_id
-    result = _result(request, zone, reservation_id=held)
-    return {**result, "PhysicalResourceId": request.physical_id}
+    except AWS_ERRORS:
+        raise error from None
+    # No zone and no failure means that no node lives: any zone does.
+    return zone or Zone(name=request.wish.preferred_zone or request.wish.zones[0], zone_id="")
 
 
 def _result(
@@ -201,8 +216,13 @@ def _result(
     }
 
 
-def _move_with_nodes(ground: Ground, to: str) -> CapacityError:
+def _move_with_nodes(ground: Ground, instance_type: str, names: Sequence[str]) -> CapacityError:
+    assert ground.zone is not None
+    if ground.zone.name in names:
+        why = f"{instance_type} is not offered there"
+    else:
+        why = f"the zone asked for now is {', '.join(names)}"
     return CapacityError(
-        f"{ground.live} nodes run in {ground.zone}, but the zone asked for now is {to}: a node group cannot move.\n"
+        f"{ground.live} nodes run in {ground.zone}, but {why}: a node group with nodes cannot move.\n"
         "What to do: `eks-ray-train scale 0`, then deploy again; or destroy only the training stack and deploy"
     )

@@ -24,15 +24,18 @@ def end_of_hold(now: datetime, limit_at: datetime | None) -> datetime:
     return min(end, limit_at) if limit_at is not None and limit_at > now else end
 
 
-def adoptable(aws: Aws, owner: Owner, need: Need, zone_ids: Collection[str]) -> Reservation | None:
-    """A hold of ours that exists already (an earlier delivery, or the one before a rollback); used ones first."""
+def adoptable(aws: Aws, owner: Owner, need: Need, zone_ids: Collection[str] | None) -> Reservation | None:
+    """A hold of ours that exists already (an earlier delivery, or the one before a rollback); used ones first.
+
+    ``zone_ids``: where it may be; None means anywhere.
+    """
     found = [
         held
         for held in mine(aws, owner)
         if purpose_of(held) == Purpose.HOLD
         and held.state == "active"
         and held.instance_type == need.instance_type
-        and held.zone.zone_id in zone_ids
+        and (zone_ids is None or held.zone.zone_id in zone_ids)
     ]
     return max(found, key=lambda held: (held.used, -abs(held.total - need.nodes)), default=None)
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from .aws import AWS_ERRORS, Aws, error_text
 from .model import Reservation, Zone
 from .offers import availability_zones
-from .request import HOLD_PREFIX, Request, zone_id_of
+from .request import HOLD_PREFIX, Request, zone_of
 from .reservations import log, read
 
 
@@ -34,20 +34,18 @@ def read_ground(request: Request, aws: Aws) -> Ground:
     if request.old is None:
         return Ground()
     held = read(aws, request.physical_id) if request.physical_id.startswith(HOLD_PREFIX) else None
-    zone_id = held.zone.zone_id if held is not None else zone_id_of(request.physical_id)
-    live = _live(request, aws)
-    zones = availability_zones(aws)
-    zone = next((z for z in zones if z.zone_id == zone_id), None)
+    zone = held.zone if held is not None else zone_of(request.physical_id)
+    live = _live(request, aws, zone)
     if zone is None and live:
         # The hold has ended and EC2 has forgotten it: the nodes themselves tell.
         name = live.most_common(1)[0][0][0]
-        zone = next((z for z in zones if z.name == name), None)
+        zone = next((z for z in availability_zones(aws) if z.name == name), None)
     nodes = {kind: count for (name, kind), count in live.items() if zone is not None and name == zone.name}
     active = held if held is not None and held.state == "active" and request.owner.owns(held) else None
     return Ground(zone=zone, nodes=nodes, held=active)
 
 
-def _live(request: Request, aws: Aws) -> Counter[tuple[str, str]]:
+def _live(request: Request, aws: Aws, zone: Zone | None) -> Counter[tuple[str, str]]:
     """Pending and running instances of the old and the new type in our subnets, by (zone name, type)."""
     assert request.old is not None
     kinds = sorted({request.old.need.instance_type, request.wish.need.instance_type})
@@ -61,7 +59,5 @@ def _live(request: Request, aws: Aws) -> Counter[tuple[str, str]]:
     except AWS_ERRORS as error:
         log("nodes-unknown", error=error_text(error))
         # Told once, long ago: the old properties. Better than asking for nodes that run already.
-        zone_id = zone_id_of(request.physical_id)
-        names = [z.name for z in availability_zones(aws) if z.zone_id == zone_id]
-        return Counter({(name, request.old.need.instance_type): request.old.need.nodes for name in names})
+        return Counter({(zone.name, request.old.need.instance_type): request.old.need.nodes} if zone else {})
     return Counter((i["Placement"]["AvailabilityZone"], i["InstanceType"]) for g in groups for i in g["Instances"])

@@ -82,10 +82,10 @@ def owner_of(event: Mapping[str, Any]) -> Owner:
 def plain_id(kind: str, owner: Owner, zone: Zone | None = None) -> str:
     """A physical id that lasts: it names the construct and the zone that Create chose, never a user's reservation."""
     mark = hashlib.sha256(f"{owner.stack_id}/{owner.claim}".encode()).hexdigest()[:12]
-    return f"{kind}:{mark}:{zone.zone_id if zone else '-'}"
+    return ":".join([kind, mark, *((zone.zone_id, zone.name) if zone else ())])
 
 
-def zone_id_of(physical_id: str) -> str:
-    """The zone id inside a :func:`plain_id`; empty where there is none."""
+def zone_of(physical_id: str) -> Zone | None:
+    """The zone inside a :func:`plain_id`; None where there is none."""
     parts = physical_id.split(":")
-    return parts[2] if len(parts) == 3 and parts[2] != "-" else ""
+    return Zone(zone_id=parts[2], name=parts[3]) if len(parts) == 4 and parts[3] else None
