@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import pytest
 
+from eks_ray_train.capacity.handler import answer
 from tests.fake_ec2 import Fault, World
 from tests.fake_stack import STACK_ID, FakeStack, properties
 
