@@ -68,13 +68,16 @@ def test_the_digest_changes_with_content_and_with_names(tmp_path: Path) -> None:
     assert len(digests) == 4
 
 
-def test_the_size_is_that_of_the_annotation_kubectl_writes(tmp_path: Path) -> None:
-    """Go's encoder writes <, > and & as six characters, and other text as UTF-8."""
+def test_the_size_is_that_of_the_compact_json(tmp_path: Path) -> None:
     files = _render(_folder(tmp_path, {"train.py": "def f() -> ä: a < b & c\n"}))
-    as_go = json.dumps(files.manifest, separators=(",", ":"), ensure_ascii=False)
-    for character in "<>&":
-        as_go = as_go.replace(character, f"\\u{ord(character):04x}")
-    assert files.size_bytes == len(as_go.encode())
+    assert files.size_bytes == len(json.dumps(files.manifest, separators=(",", ":"), ensure_ascii=False).encode())
+
+
+def test_characters_that_kubectl_escapes_count_against_the_annotations_limit(tmp_path: Path) -> None:
+    """Go's encoder writes <, > and & as six characters; 50,000 of them are 300,000 in the annotation."""
+    assert _render(_folder(tmp_path, {"train.py": "x" * 50_000})).size_bytes < 51_000
+    with pytest.raises(SettingsError, match=r"300,\d{3} bytes as kubectl writes it .* at most 259,999 fit; biggest files: train\.py"):
+        _render(_folder(tmp_path, {"train.py": "<>" * 25_000}))
 
 
 def test_just_below_the_limit_is_accepted_and_at_the_limit_refused(tmp_path: Path) -> None:

@@ -15,8 +15,10 @@ from eks_ray_train.errors import SettingsError
 
 # A ConfigMap may hold 1 MiB, but CDK's handler runs `kubectl create --save-config`, which also stores the object in an
 # annotation: 262,144 bytes at most, counted over all annotations
-# (https://kubernetes.io/docs/concepts/overview/working-with-objects/annotations/).
+# (https://kubernetes.io/docs/concepts/overview/working-with-objects/annotations/). kubectl's JSON is longer than ours: Go
+# escapes <, > and & to six characters (https://pkg.go.dev/encoding/json#Encoder.SetEscapeHTML), so both are bounded.
 SIZE_LIMIT_BYTES = 240_000
+ANNOTATION_LIMIT_BYTES = 260_000
 ENTRY_SCRIPT = "train.py"
 _KEY = re.compile(r"[-._a-zA-Z0-9]+")
 _FOLDER_SEPARATOR = "--"
@@ -41,8 +43,8 @@ def job_config_map(
 
     A key cannot hold a slash, so ``a/b.py`` becomes the key ``a--b.py``, and ``items`` maps it back. Text goes into ``data``
     as it is, anything that is not UTF-8 into ``binaryData``. Raises SettingsError for a missing or empty folder, for one
-    without train.py (unless ``require_entry`` is false), for a file name that no key can carry, and for more than 240,000
-    bytes, naming the biggest files.
+    without train.py (unless ``require_entry`` is false), for a file name that no key can carry, and from 240,000 bytes of
+    compact JSON on (or 260,000 in kubectl's longer writing), naming the biggest files.
     """
     if not job_dir.is_dir():
         raise SettingsError(f"job_dir {job_dir} is not a folder; give the folder that holds {ENTRY_SCRIPT}")
@@ -81,10 +83,14 @@ def job_config_map(
     }
     if binary:
         manifest["binaryData"] = binary
-    size = _json_size(manifest)
-    if size >= SIZE_LIMIT_BYTES:
-        raise SettingsError(_too_large(job_dir, size, {items[key]: _json_size(text) for key, text in {**data, **binary}.items()}))
-    return JobFiles(manifest=manifest, items=items, size_bytes=size, digest=digest.hexdigest())
+    rendered = _compact_json(manifest)
+    sizes = {items[key]: _size(_compact_json(text)) for key, text in {**data, **binary}.items()}
+    if _size(rendered) >= SIZE_LIMIT_BYTES:
+        raise SettingsError(_too_large(job_dir, f"{_size(rendered):,} bytes, at most {SIZE_LIMIT_BYTES - 1:,} fit", sizes))
+    if _annotation_size(rendered) >= ANNOTATION_LIMIT_BYTES:
+        told = f"{_annotation_size(rendered):,} bytes as kubectl writes it (<, > and & take six), at most {ANNOTATION_LIMIT_BYTES - 1:,} fit"
+        raise SettingsError(_too_large(job_dir, told, sizes))
+    return JobFiles(manifest=manifest, items=items, size_bytes=_size(rendered), digest=digest.hexdigest())
 
 
 def _wanted(path: Path, root: Path) -> bool:
@@ -93,18 +99,23 @@ def _wanted(path: Path, root: Path) -> bool:
     return path.is_file() and not hidden and path.suffix not in (".pyc", ".pyo")
 
 
-def _json_size(value: object) -> int:
-    """Bytes of ``value`` as compact JSON in kubectl's writing: Go escapes ``<``, ``>`` and ``&`` to six characters each
-    (https://pkg.go.dev/encoding/json#Encoder.SetEscapeHTML) and leaves other text as UTF-8."""
-    text = json.dumps(value, separators=(",", ":"), ensure_ascii=False)
-    return len(text.encode("utf-8")) + 5 * sum(text.count(character) for character in "<>&")
+def _compact_json(value: object) -> str:
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=False)
 
 
-def _too_large(job_dir: Path, size: int, sizes: Mapping[str, int]) -> str:
+def _size(text: str) -> int:
+    return len(text.encode("utf-8"))
+
+
+def _annotation_size(text: str) -> int:
+    return _size(text) + 5 * sum(text.count(character) for character in "<>&")
+
+
+def _too_large(job_dir: Path, told: str, sizes: Mapping[str, int]) -> str:
     biggest = sorted(sizes.items(), key=lambda entry: (-entry[1], entry[0]))[:3]
     listed = ", ".join(f"{path} ({count:,} bytes)" for path, count in biggest)
     return (
-        f"job_dir {job_dir} makes a ConfigMap of {size:,} bytes, at most {SIZE_LIMIT_BYTES - 1:,} fit; biggest files: {listed}. "
+        f"job_dir {job_dir} makes a ConfigMap of {told}; biggest files: {listed}. "
         f"Move data out of the folder (S3, /fsx), put large files into the image, submit a working directory from S3, or "
         f"deploy a small folder and let `eks-ray-train submit` upload this one"
     )
