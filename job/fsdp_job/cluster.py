@@ -6,13 +6,17 @@ import logging
 import os
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 from fsdp_job.config import JobConfig
 from fsdp_job.errors import ClusterWaitError, JobUsageError
 
 EXPECTED_GPUS = "EKS_RAY_TRAIN_EXPECTED_GPUS"
-"""Environment variable of the pods: how many GPUs the cluster has when all nodes have joined."""
+"""Environment variable: how many GPUs the cluster has when all nodes have joined."""
+
+EXPECTED_GPUS_FILE = "EKS_RAY_TRAIN_EXPECTED_GPUS_FILE"
+"""Environment variable of the pods: the file that holds that number (a mounted ConfigMap, which follows a scaling)."""
 
 
 def connect(cfg: JobConfig) -> None:
@@ -34,11 +38,14 @@ def connect(cfg: JobConfig) -> None:
 
 def expected_gpus(environment: Any = os.environ) -> int | None:
     """GPUs that the manifest promises; None where it does not say. A value that is no number is an error."""
-    text = environment.get(EXPECTED_GPUS, "").strip()
+    name, text = EXPECTED_GPUS, environment.get(EXPECTED_GPUS, "").strip()
+    file = environment.get(EXPECTED_GPUS_FILE, "").strip()
+    if not text and file and Path(file).is_file():
+        name, text = file, Path(file).read_text().strip()
     if not text:
         return None
     if not text.isdigit():
-        raise JobUsageError(f"{EXPECTED_GPUS} must be a whole number, got {text!r}")
+        raise JobUsageError(f"{name} must say a whole number, got {text!r}")
     return int(text)
 
 

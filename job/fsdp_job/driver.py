@@ -207,7 +207,7 @@ def _trainer(cfg: JobConfig, settings: dict[str, Any], *, world: int, on_gpus: b
         scaling_config=ScalingConfig(
             num_workers=workers, use_gpu=on_gpus, resources_per_worker=None if on_gpus else {"CPU": 1}
         ),
-        run_config=RunConfig(
+        run_config=RunConfig(  # type: ignore[arg-type]
             # A name of its own each time: under a known name Ray would resume by itself, from what it remembers.
             name=f"{settings['run_name']}-{settings['submission']}",
             storage_path=folder,

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from fsdp_job.checkpoint import Checkpointer
@@ -22,6 +24,17 @@ from fsdp_job.watch import Watch
 
 PREEMPTION_POLL_S = 10.0
 """How often the ranks ask Ray whether a node is going away (a barrier of 2–8 ms each time)."""
+
+
+CHECKPOINTED_FILE = "EKS_RAY_TRAIN_CHECKPOINTED_FILE"
+"""Environment variable of the pods: the file that the node's stop hook waits for before it lets the node go."""
+
+
+def tell_hook() -> None:
+    """After a notice: the checkpoint is complete, the node may go."""
+    path = os.environ.get(CHECKPOINTED_FILE)
+    if path and Path(path).parent.is_dir():
+        Path(path).touch()
 
 
 @dataclass(kw_only=True)
@@ -94,6 +107,7 @@ class Loop:
         if notice:
             self._noticed = True
             self._wait_for_save(step)
+            tell_hook()
 
     def _settle(self, eval_loss: float | None = None) -> None:
         """Read the numbers of the step before (they have arrived while this one was queued), check and report them."""

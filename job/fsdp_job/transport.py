@@ -116,6 +116,14 @@ def fabric(timeout_s: float = 20) -> dict[str, Any]:
         return {"absent": f"fi_info failed: {error}"}
 
 
+def _readings(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
+    """Both readings by device; null, with the reason beside it, where there was nothing to read."""
+    absent = after.get("absent") or before.get("absent")
+    if absent:
+        return {"before": None, "after": None, "absent": absent}
+    return {"before": before, "after": after}
+
+
 class Evidence:
     """One rank's evidence: counters when made, and the ``transport`` event's fields when asked."""
 
@@ -141,7 +149,7 @@ class Evidence:
         kept, channels = matter(lines)
         out = {
             **self._who, "nccl_lines": kept, "channels": channels, "nccl_lines_total": len(lines),
-            "efa_before": self._before, "efa_after": efa_counters(),
+            "efa_counters": _readings(self._before, efa_counters()),
         }  # fmt: skip
         return out if self._fabric is None else {**out, "fi_info": self._fabric}
 
