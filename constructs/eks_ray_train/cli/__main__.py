@@ -1,0 +1,178 @@
+"""``eks-ray-train COMMAND`` (also ``python -m eks_ray_train.cli``): finds the command's module, and is the one error boundary.
+
+A user's mistake becomes one message on stderr and the contract's exit code, never a traceback. Under ``--json`` the
+error is the one JSON document on stdout. ``EKS_RAY_TRAIN_DEBUG=1`` shows the traceback of everything.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NoReturn
+
+from eks_ray_train import __version__
+from eks_ray_train.errors import EksRayTrainError, ExitCode, UsageError
+
+PROG = "eks-ray-train"
+DEBUG_VARIABLE = "EKS_RAY_TRAIN_DEBUG"
+
+# Command -> what the list of commands says about it. The module has the command's name; one that is absent is not offered.
+COMMANDS: dict[str, str] = {
+    "init": "write region, zones, administrators and your address into cdk.json",
+    "capacity": "find a region and zone that can start the GPU nodes; check a reservation",
+    "up": "find capacity, bootstrap and deploy everything",
+    "down": "destroy everything, then list what is left",
+    "scale": "set the number of GPU nodes, claim capacity again",
+    "plan": "memory, traffic, step time and price of a run, before it costs anything",
+    "submit": "run job/ on the cluster, follow its logs, judge its transport",
+    "status": "state of the cluster's jobs, or of one",
+    "logs": "log of a job",
+    "stop": "stop a job",
+    "dashboard": "forward Ray's dashboard to this machine",
+    "gate": "judge the transport by logs that exist already",
+    "doctor": "what stands between this cluster and a run",
+    "bench": "the same job over EFA and over TCP; NCCL bus bandwidth",
+    "render": "the manifests that a deploy would apply, as YAML",
+    "teardown": "what is left after destroy",
+    "train": "train and resume job/ on a Ray cluster on this machine",
+}
+
+EXAMPLES = """\
+an example session:
+  eks-ray-train train                                   the whole way on this machine: no account, no GPU
+  eks-ray-train init && eks-ray-train up                set up and deploy
+  eks-ray-train submit -- --model_id Qwen/Qwen2.5-1.5B --steps 100
+  eks-ray-train status && eks-ray-train down
+
+exit codes: 0 good, 1 unexpected failure, 2 wrong use or settings, 3 gate failed, 4 job failed, stopped or lost,
+5 no capacity or quota, 6 cluster not ready or not reachable, 7 something that costs money was left behind
+"""
+
+
+class Parser(argparse.ArgumentParser):
+    """An argument parser whose errors are this library's (exit code 2), told by ``main`` alone."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        kwargs.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
+        kwargs.setdefault("allow_abbrev", False)
+        super().__init__(*args, **kwargs)
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{message}\nsee: {self.prog} --help")
+
+
+def available_commands() -> list[str]:
+    """Commands whose module is installed, in the order of the help text."""
+    here = Path(__file__).parent
+    return [name for name in COMMANDS if (here / f"{name}.py").is_file() or (here / name / "__init__.py").is_file()]
+
+
+def load_command(name: str) -> ModuleType:
+    """The module of one command."""
+    return importlib.import_module(f"eks_ray_train.cli.{name}")
+
+
+def build_parser(command: str | None = None) -> tuple[argparse.ArgumentParser, ModuleType | None]:
+    """The parser with every command listed; only ``command``'s module is imported and gets its real sub-parser."""
+    parser = Parser(prog=PROG, description="Distributed PyTorch training with Ray Train on Amazon EKS over EFA.", epilog=EXAMPLES)
+    parser.add_argument("--version", action="version", version=f"{PROG} {__version__}")
+    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    module = None
+    for name in available_commands():
+        if name == command:
+            module = load_command(name)
+            module.add_parser(subparsers)
+            _add_json(subparsers.choices[name])
+        else:
+            subparsers.add_parser(name, help=COMMANDS[name])
+    return parser, module
+
+
+def _add_json(parser: argparse.ArgumentParser) -> None:
+    """Give a command, and what it nests, the flag that every command has."""
+    nested = [a for a in parser._actions if isinstance(a, argparse._SubParsersAction)]
+    for action in nested:
+        for child in action.choices.values():
+            _add_json(child)
+    if not nested and "--json" not in parser._option_string_actions:
+        parser.add_argument("--json", action="store_true", help="one JSON document on stdout, human text on stderr")
+
+
+def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, ModuleType]:
+    """Arguments and module of the command. A module's JOB_ARGUMENTS says how the job's own flags arrive:
+    "after-dashes" (everything behind ``--``, as ``args.job_args``) or "unknown" (also flags the command does not know)."""
+    words = list(argv)
+    command = next((word for word in words if not word.startswith("-")), None)
+    if command is not None and command not in available_commands():
+        near = difflib.get_close_matches(command, available_commands(), n=1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        raise UsageError(f"no command {command!r}{hint}\ncommands: {', '.join(available_commands())}")
+    parser, module = build_parser(command)
+    style = getattr(module, "JOB_ARGUMENTS", None)
+    job_args: list[str] = []
+    if style and "--" in words:
+        cut = words.index("--")
+        words, job_args = words[:cut], words[cut + 1 :]
+    args, unknown = parser.parse_known_args(words)
+    if unknown and style == "unknown":
+        job_args = unknown + job_args
+    elif unknown:
+        hint = f"; the job's own flags go behind --: {PROG} {command} -- {' '.join(unknown)}" if style else ""
+        raise UsageError(f"unknown argument {' '.join(unknown)}{hint}\nsee: {PROG} {command} --help")
+    if style:
+        args.job_args = job_args
+    assert module is not None  # a command is required, and only listed ones get this far
+    return args, module
+
+
+def _wants_json(argv: Sequence[str]) -> bool:
+    words = list(argv)
+    return "--json" in (words[: words.index("--")] if "--" in words else words)
+
+
+def _tell(message: str, code: int, *, as_json: bool) -> int:
+    if as_json:
+        import json
+
+        print(json.dumps({"error": message, "exit_code": code}), flush=True)
+    else:
+        print(f"{PROG}: {message}", file=sys.stderr, flush=True)
+    return code
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns its exit code and raises nothing but SystemExit of ``--help`` and ``--version``."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    as_json = _wants_json(words)
+    debug = bool(os.environ.get(DEBUG_VARIABLE))
+    try:
+        if not words:
+            build_parser()[0].print_help()
+            return int(ExitCode.USAGE)
+        args, module = parse(words)
+        return int(module.run(args))
+    except EksRayTrainError as error:
+        if debug:
+            raise
+        return _tell(str(error), int(error.exit_code), as_json=as_json)
+    except KeyboardInterrupt:
+        return _tell("interrupted", 130, as_json=as_json)
+    except BrokenPipeError:
+        # The reader of our output has gone (| head): the interpreter must not complain while it flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return int(ExitCode.UNEXPECTED)
+    except Exception as error:
+        if debug:
+            raise
+        text = f"unexpected {type(error).__name__}: {error}; {DEBUG_VARIABLE}=1 shows where, please report it"
+        return _tell(text, int(ExitCode.UNEXPECTED), as_json=as_json)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,110 @@
+"""``eks-ray-train submit``: run job/ on a cluster, follow all ranks' logs, judge the transport, write a report."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from .connect import add_address
+
+JOB_ARGUMENTS = "after-dashes"
+
+DESCRIPTION = """\
+Upload job/ and run `python train.py ARGS` on the cluster that cdk.json declares, or on any Ray dashboard.
+The job's status decides the exit code: 0 succeeded (and the gate did not fail), 3 gate failed, 4 failed, stopped or lost,
+6 cluster not reachable. Ctrl-C asks whether to detach or to stop; without a terminal it detaches.
+"""
+EXAMPLES = """\
+examples:
+  eks-ray-train submit -- --model_id Qwen/Qwen2.5-1.5B --steps 100 --dataset s3://bucket/text/*.parquet
+  eks-ray-train submit --detach -- --steps 10000 --checkpoint-every 500
+  eks-ray-train submit --expect tcp -- --steps 20            the same over TCP, to compare
+  eks-ray-train submit --address http://127.0.0.1:8265 -- --steps 5
+"""
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """The command's flags; the job's own come behind ``--``."""
+    parser = subparsers.add_parser(
+        "submit", help="run job/ on the cluster, follow its logs, judge its transport", description=DESCRIPTION, epilog=EXAMPLES,
+        usage="eks-ray-train submit [options] -- ARGS of train.py",
+    )  # fmt: skip
+    add_address(parser)
+    how = parser.add_mutually_exclusive_group()
+    how.add_argument("--follow", dest="follow", action="store_true", default=True, help="stay until the end (the default)")
+    how.add_argument("--detach", dest="follow", action="store_false", help="return as soon as the cluster has the job")
+    parser.add_argument(
+        "--gate", action=argparse.BooleanOptionalAction, default=True, help="judge the transport (exit code 3 where it fails)"
+    )
+    parser.add_argument(
+        "--expect", choices=("efa", "tcp", "none"),
+        help="transport that the gate asks for (default: efa; none with one node, without EFA, or by --address)",
+    )  # fmt: skip
+    parser.add_argument("--allow-tcp", action="store_true", help="let NCCL fall back to TCP instead of refusing to start")
+    parser.add_argument("--timeout", type=float, metavar="S", help="stop the job after so many seconds")
+    parser.add_argument("--junit", type=Path, metavar="FILE", help="write the verdict as JUnit XML")
+    parser.add_argument("--runtime-env-json", metavar="J", help="more of Ray's runtime_env, for example '{\"pip\": [\"einops\"]}'")
+    parser.add_argument("--env", action="append", default=[], metavar="K=V", help="environment variable of the run; may be repeated")
+    parser.add_argument("--deployed-code", action="store_true", help="run the files that the stack carries instead of uploading")
+    parser.add_argument("--job-dir", type=Path, default=Path("job"), metavar="DIR", help="folder to upload (default: job)")
+    parser.add_argument("--report-dir", type=Path, default=Path("runs"), metavar="DIR", help="where reports go (default: runs)")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Submit, and follow unless ``--detach``. Raises errors with the contract's exit codes."""
+    import json
+
+    from eks_ray_train.errors import UsageError
+
+    from .connect import connect
+    from .package_dir import build_package
+    from .run_env import parse_env, parse_runtime_env
+    from .run_report import write_report
+    from .run_view import RunView
+    from .runs import RunRequest, follow_run, make_judge, new_submission_id, submit_run, tell_result, write_junit
+
+    if args.junit and not args.gate:
+        raise UsageError("--junit writes the gate's verdict, which --no-gate switches off; leave one of them out")
+    if args.junit and not args.follow:
+        raise UsageError("--junit needs the end of the run, which --detach does not wait for; use `eks-ray-train gate` later")
+    if args.timeout is not None and not args.timeout > 0:
+        raise UsageError(f"--timeout must be a positive number of seconds, got {args.timeout:g}")
+    request = RunRequest(
+        job_args=args.job_args,
+        # Packed before anything is reached: a folder that is too large costs no waiting.
+        package=None if args.deployed_code else build_package(args.job_dir),
+        expect=args.expect,
+        allow_tcp=args.allow_tcp,
+        gate=args.gate,
+        env=parse_env(args.env),
+        runtime_env=parse_runtime_env(args.runtime_env_json),
+        timeout_s=args.timeout,
+    )
+    out = sys.stderr if args.json else sys.stdout
+    with connect(args.address) as target:
+        submission_id = new_submission_id()
+        target.mark_busy(submission_id)
+        submit_run(target, request, submission_id=submission_id, tell=sys.stderr)
+        if not args.follow:
+            print(f"follow it: eks-ray-train logs {submission_id} --follow; stop it: eks-ray-train stop {submission_id}", file=sys.stderr)
+            if args.json:
+                print(json.dumps({"submission_id": submission_id, "status": "PENDING", "detached": True, "exit_code": 0}))
+            else:
+                print(submission_id)
+            return 0
+        judge = make_judge(target, request)
+        view = RunView(out=out, judge=judge, usd_per_hour=target.usd_per_hour)
+        result = follow_run(target, request, submission_id=submission_id, view=view, judge=judge)
+        if not result.detached:
+            target.clear_busy(submission_id)
+    tell_result(result, sys.stderr)
+    if args.junit and result.verdict is not None:
+        write_junit(result, args.junit)
+    document = result.to_json()
+    if not result.detached:
+        document["report"] = str(write_report(args.report_dir / submission_id, document, result.record))
+        print(f"report: {document['report']}", file=sys.stderr)
+    if args.json:
+        print(json.dumps(document))
+    return int(result.exit_code)
