@@ -83,8 +83,8 @@ class RankEvidence:
     """The same for fragments that name nobody and lack NCCL's marker."""
     cut_channel: bool = False
     statements: int = 0
-    repeats: int = 0
-    """How many more ranks Ray's deduplication folded into this rank's lines about EFA."""
+    repeats: dict[str, int] = field(default_factory=dict)
+    """How many more ranks Ray's deduplication folded into this rank's lines for a network, by kind of line."""
     lines: list[str] = field(default_factory=list)
     against: list[str] = field(default_factory=list)
     """Lines that speak of anything but EFA."""
@@ -117,7 +117,8 @@ class RankEvidence:
     @property
     def settled(self) -> bool:
         """Nothing that a broken-off line of this rank could have said would be news."""
-        return bool(self.channels or self.networks)
+        net = bool(self.channels or self.networks)
+        return net and (bool(self.providers) or Net.OFI not in (set(self.channels) | self.networks))
 
     def absorb(self, other: RankEvidence) -> None:
         """Take over what another record says of the same process (its lines came with and without Ray's prefix)."""
@@ -132,7 +133,8 @@ class RankEvidence:
             setattr(self, name, getattr(self, name) + getattr(other, name))
         for name in ("ofi_seen", "plugin_failed", "cut", "cut_bare", "cut_channel"):
             setattr(self, name, getattr(self, name) or getattr(other, name))
-        self.repeats = max(self.repeats, other.repeats)
+        for kind, count in other.repeats.items():
+            self.repeats[kind] = self.repeats.get(kind, 0) + count
         for name in ("lines", "against", "errors"):
             for line in getattr(other, name):
                 self.keep(getattr(self, name), line)
@@ -143,8 +145,8 @@ class RankEvidence:
         new.absorb(self)
         return new
 
-    def transport(self, providers_elsewhere: set[str]) -> Transport:
-        """This rank's transport; a rank on Libfabric that never names its provider has the one all the others name."""
+    def transport(self, providers_of_node: set[str]) -> Transport:
+        """This rank's transport; where it is on Libfabric and never names its provider, by ``providers_of_node``."""
         said = set(self.channels) | self.networks
         if len(said) > 1:
             return Transport.MIXED
@@ -164,7 +166,7 @@ class RankEvidence:
             return Transport.MIXED  # lines without a process may come from several
         if net is not Net.OFI:
             return {Net.SOCKET: Transport.SOCKET, Net.IB: Transport.IB}.get(net, Transport.UNKNOWN)
-        providers = self.providers or providers_elsewhere
+        providers = self.providers or providers_of_node
         if not providers:
             return Transport.UNKNOWN
         if providers == {"efa"}:
@@ -193,10 +195,13 @@ class Evidence:
     nccl_lines: int = 0
     single_node_comms: int = 0
     multi_node_comms: int = 0
-    ray_nodes: set[str] = field(default_factory=set)
-    """Addresses of nodes whose Ray Train workers printed anything at all."""
+    ray_workers: set[tuple[str, int]] = field(default_factory=set)
+    """(address, pid) of Ray Train workers that printed anything at all."""
+    mpi_ranks: set[int] = field(default_factory=set)
+    """Ranks that mpirun's prefix names on any line at all."""
     overflow: int = 0
     """Lines of processes beyond ``MAX_RANKS``."""
+
     strict: bool = False
     """Built from transport events: every rank and every node must answer, and counters must have moved."""
     counters: dict[str, Counters] = field(default_factory=dict)
@@ -206,3 +211,8 @@ class Evidence:
     """What was wrong with the events themselves; each forbids a pass."""
     earlier: list[Evidence] = field(default_factory=list)
     """Attempts before the last restart: they count against a pass, never for one."""
+
+    @property
+    def ray_nodes(self) -> set[str]:
+        """Addresses of the nodes of all Ray Train workers that printed anything."""
+        return {ip for ip, _ in self.ray_workers}

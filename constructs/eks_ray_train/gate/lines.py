@@ -105,12 +105,15 @@ def parse(line: bytes) -> Parsed | None:
     else:
         head = text[prefix.end : marker.start()]
         match = p.HEAD.search(head) or p.HEAD_SHORT.search(head)
-        clean = match.start() == 0 if match else not head.strip()
+        known_head = match.start() == 0 if match else not head.strip()
+        clean = known_head
         rest = text[marker.end() :]
         if (second := p.MARKER.search(rest)) is not None:
             # Two writers at once: nothing here is whole, but what speaks against EFA still counts.
             clean, rest = False, rest[: second.start()] + b" " + rest[second.end() :]
         out = _statement(rest, clean=clean)
+        if not known_head and not _speaks_against(out):
+            return None  # somebody quotes NCCL, or the line's head is lost
         if match:
             out.host = match["host"].decode("utf-8", "replace")[:253]
             out.pid = int(match["pid"][:12]) if "pid" in match.re.groupindex and match["pid"] else None
@@ -120,6 +123,12 @@ def parse(line: bytes) -> Parsed | None:
     if out.pid is None and prefix.pid is not None:
         out.pid = prefix.pid
     return out
+
+
+def _speaks_against(said: Parsed) -> bool:
+    if said.kind is Kind.PROVIDER:
+        return said.value != "efa"
+    return said.kind is Kind.FOREIGN or (said.kind in (Kind.NETWORK, Kind.NET_CHANNEL) and said.net is not Net.OFI)
 
 
 def _bare(text: bytes, prefix: Prefix) -> Parsed | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from eks_ray_train.gate.evidence import MAX_RANKS, Evidence, Net, RankEvidence
+from eks_ray_train.gate.evidence import MAX_LINES, MAX_RANKS, Evidence, Net, RankEvidence
 from eks_ray_train.gate.lines import Kind, Parsed, parse, read_prefix, strip_colour
 
 HEAD_BYTES = 8192
@@ -46,7 +46,7 @@ class LogParser:
     def __init__(self) -> None:
         self._ranks: dict[tuple[str | None, str | None, int | None], RankEvidence] = {}
         self._memo: dict[bytes, tuple[RankEvidence, Net | None, bool]] = {}
-        self._ray_prefixes: set[bytes] = set()
+        self._heads: set[bytes] = set()
         self._out = Evidence()
 
     def feed(self, line: str | bytes, identity: Identity | None = None) -> None:
@@ -115,14 +115,24 @@ class LogParser:
             )
         ):
             self._parse(line, identity, None)
+        if line[0] == 0x5B:  # "[": mpirun's [1,7]<stdout>:
+            self._note_speaker(line[: line.find(b">", 0, 60) + 1])
         close = line.find(b")", 0, 200)
-        if close > 0 and (head := line[: close + 1]) not in self._ray_prefixes and b"TrainWorker" in head:
-            prefix = read_prefix(strip_colour(head + b" "))
-            if prefix.ray and prefix.ip and len(self._out.ray_nodes) < MAX_RANKS:
-                self._out.ray_nodes.add(prefix.ip)
-            if len(self._ray_prefixes) > _MEMO_MAX:
-                self._ray_prefixes.clear()
-            self._ray_prefixes.add(head)
+        if close > 0:
+            self._note_speaker(line[: close + 1])
+
+    def _note_speaker(self, head: bytes) -> None:
+        """Remember which workers print anything at all: one that prints but shows no network is not to be overlooked."""
+        if head in self._heads or not (b"TrainWorker" in head or b"]<std" in head):
+            return
+        prefix = read_prefix(strip_colour(head + b" "))
+        if prefix.mpi_rank is not None and len(self._out.mpi_ranks) < MAX_RANKS:
+            self._out.mpi_ranks.add(prefix.mpi_rank)
+        if prefix.ray and prefix.ip and prefix.pid is not None and len(self._out.ray_workers) < MAX_RANKS:
+            self._out.ray_workers.add((prefix.ip, prefix.pid))
+        if len(self._heads) > _MEMO_MAX:
+            self._heads.clear()
+        self._heads.add(head)
 
     def _parse(self, line: bytes, identity: Identity | None, key: bytes | None) -> None:
         said = parse(line[:HEAD_BYTES])
@@ -199,7 +209,7 @@ class LogParser:
                 rank.providers.add(said.value)
             if said.number is not None and len(rank.nics) < 8:
                 rank.nics.add(said.number)
-            self._record(rank, text, for_efa=said.value == "efa", repeated=said.repeated)
+            self._record(rank, text, said, for_efa=said.value == "efa")
         elif net is not None:
             if kind is Kind.NET_CHANNEL:
                 first = net not in rank.channels
@@ -213,12 +223,10 @@ class LogParser:
                 rank.initialized.add(net)
             else:
                 rank.hints.add(net)
-            self._record(rank, text, for_efa=net is Net.OFI, repeated=said.repeated)
+            self._record(rank, text, said, for_efa=net is Net.OFI)
 
     @staticmethod
-    def _record(rank: RankEvidence, text: str, *, for_efa: bool, repeated: int) -> None:
-        if for_efa:
-            rank.repeats = max(rank.repeats, repeated)
-            rank.keep(rank.lines, text)
-        else:
-            rank.keep(rank.against, text)
+    def _record(rank: RankEvidence, text: str, said: Parsed, *, for_efa: bool) -> None:
+        if said.repeated and said.kind in (Kind.PROVIDER, Kind.NETWORK) and (for_efa or said.net is Net.SOCKET):
+            rank.repeats[said.kind.name] = rank.repeats.get(said.kind.name, 0) + said.repeated
+        rank.keep(rank.lines if for_efa else rank.against, text, most=2 if said.kind is Kind.HINT else MAX_LINES)

@@ -15,6 +15,8 @@ class Node:
     name: str | None
     ip: str | None = None
     ranks: list[RankEvidence] = field(default_factory=list)
+    providers: set[str] = field(default_factory=set)
+    """What a rank of this node on Libfabric uses where it does not say so itself."""
 
     @property
     def label(self) -> str:
@@ -43,18 +45,22 @@ class Node:
         """Global ranks that lines or events name, in order."""
         return sorted({number for rank in self.ranks if (number := rank.number) is not None})
 
-    def transport(self, providers: set[str]) -> Transport:
+    def kinds(self) -> set[Transport]:
+        """Every transport that some rank of the node shows."""
+        return {rank.transport(self.providers) for rank in self.ranks} - {Transport.UNKNOWN}
+
+    def transport(self) -> Transport:
         """What the node's ranks agree on."""
-        kinds = {rank.transport(providers) for rank in self.ranks} - {Transport.UNKNOWN}
         if self.has_channels and not self.net_channels:
             return Transport.NONE
+        kinds = self.kinds()
         if not kinds:
             return Transport.UNKNOWN
         return kinds.pop() if len(kinds) == 1 else Transport.MIXED
 
-    def evidence_for(self, wanted: Transport, providers: set[str]) -> bool:
+    def evidence_for(self, wanted: Transport) -> bool:
         """Whether this node itself shows that it uses ``wanted``: by its channels, or, where it shows none, by selection."""
-        ranks = [rank for rank in self.ranks if rank.strong and rank.transport(providers) is wanted]
+        ranks = [rank for rank in self.ranks if rank.strong and rank.transport(self.providers) is wanted]
         return any(rank.channels for rank in ranks) if self.has_channels else bool(ranks)
 
 
@@ -80,7 +86,22 @@ def sort_into_nodes(evidence: Evidence) -> list[Node]:
         node.ranks.append(rank)
     for node in nodes.values():
         node.ranks = list(_joined(node.ranks))
+    _share_providers(list(nodes.values()))
     return sorted(nodes.values(), key=lambda node: (node.name is None, node.name or ""))
+
+
+def _share_providers(nodes: list[Node]) -> None:
+    """A rank that does not name its provider has its node's: devices are a node's, so another node's provider proves nothing.
+
+    Three exceptions: GPUDirect RDMA, which libfabric's TCP provider cannot do; lines that name no node; and lines that
+    Ray's deduplication folded into another node's.
+    """
+    everywhere = {name for node in nodes for rank in node.ranks for name in rank.providers}
+    folded = any("PROVIDER" in rank.repeats for node in nodes for rank in node.ranks)
+    for node in nodes:
+        own = {name for rank in node.ranks for name in rank.providers}
+        shared = folded or node.name is None or any(rank.gdr_channels for rank in node.ranks)
+        node.providers = own or (everywhere if shared else set())
 
 
 def _joined(ranks: Iterable[RankEvidence]) -> Iterable[RankEvidence]:

@@ -22,7 +22,9 @@ TOKEN = re.compile(
     rb"|\((?:(?P<actor>[\w.:\- ]+?) )?pid=(?P<pid>\d+)(?:, ip=(?P<ip>[\w.:]+))?\)"
     rb"|\[?" + TIME + rb"\]?(?: std(?:out|err) [FP](?= ))?"
     rb"|\[(?:(?:rank|default)?\d+|pod/[\w./-]+)\]:?(?=[ \t])"
-    rb"|\d+: "
+    rb"|(?:rank)?\d+: "
+    rb"|[IWE]\d{4} "  # glog's letter and date, before its time
+    rb"|[A-Z][a-z][a-z] [ \d]\d \d\d:\d\d:\d\d [\w.-]+ [\w./-]+(?:\[\d+\])?: "  # syslog
     rb"|[\w.-]*\d[\w.-]*: (?=\S+:\d+:\d+ |INFO: |WARN: |NCCL |NET/)"
     rb"|[\w.-]+ +\| "
     rb"|(?:INFO|WARN|TRACE): Function: \w+ Line: \d+: "
@@ -42,7 +44,7 @@ CUT_HEAD = re.compile(
 NODES = rb"(?P<a>\d+)(?:\[\w+\])? -> (?P<b>\d+)(?:\[\w+\])?(?: \[(?P<way>send|receive)\])? via "
 CHANNEL = re.compile(rb"(?:Channel|Ring) \d+(?:/\d+)? : " + NODES + rb"(?P<via>\S.*?)\s*$")
 CHANNEL_TAIL = re.compile(
-    rb"(?:-> \d+(?:\[\w+\])?(?: \[(?:send|receive)\])? |\[(?:send|receive)\] |^\s*)via NET/(?P<name>[A-Za-z][^/\n]*)"
+    rb"(?:-> \d+(?:\[\w+\])?(?: \[(?:send|receive)\])? |\[(?:send|receive)\] |^\s*(?=via NET/\w+/\d))via NET/(?P<name>[A-Za-z][^/\n]*)"
 )
 RING_LIST = re.compile(rb"Channel \d+(?:/\d+)? :\s{2,}\d")
 VIA_NET = re.compile(rb"NET/(?P<name>[^/]+)/\d+(?:\(\d+\))?(?P<more>(?:/[\w()]+)*)$")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from eks_ray_train.gate.evidence import Counters, Evidence, RankEvidence, Transport
+from eks_ray_train.gate.evidence import Counters, Evidence, Net, RankEvidence, Transport
 from eks_ray_train.gate.lines import strip_colour
 from eks_ray_train.gate.nodes import Node
 
@@ -45,6 +45,10 @@ _CHECKS = {
 }
 
 
+_NO_PROVIDER = 'uses Libfabric, but no line says with which provider ("Selected provider is …")'
+_SUBSYS = "check that NCCL_DEBUG=INFO and that NCCL_DEBUG_SUBSYS contains INIT and NET"
+
+
 def quote(line: str, limit: int = 240) -> str:
     """A log line fit for one line of a terminal: no colours, no control characters, cut where long."""
     text = strip_colour(line.encode("utf-8", "replace")).decode("utf-8", "replace")
@@ -77,7 +81,11 @@ def job_status(status: str) -> str:
 
 def wrong_transport(node: Node, kind: Transport, wanted: Transport) -> str:
     errors = _errors(node.ranks)
-    line = _first(*(rank.against for rank in node.ranks)) if wanted is Transport.EFA else None
+    spoken = [text for rank in node.ranks for text in rank.against] if wanted is Transport.EFA else []
+    strongest = (
+        text for words in ("via NET/", "Using network", "Assigned NET", "Selected") for text in spoken if words in text
+    )
+    line = _first(strongest, spoken)
     line = line or _first(*(rank.lines for rank in node.ranks), errors)
     cause = (
         _cause([*errors, *(text for rank in node.ranks for text in rank.against)]) if wanted is Transport.EFA else None
@@ -118,12 +126,17 @@ def nothing_shown(evidence: Evidence, nodes: list[Node], shown: Transport) -> st
             line,
             "check that the job really had workers on several nodes (--num_workers, gpu_node_count)",
         )
+    nameless = next(
+        (node for node in nodes for rank in node.ranks if Net.OFI in rank.networks | set(rank.channels)), None
+    )
+    if nameless:
+        return _with(nameless.label, _NO_PROVIDER, _first(*(rank.lines for rank in nameless.ranks)), _SUBSYS)
     speaking = next((node for node in nodes if _errors(node.ranks)), None)
     return _with(
         speaking.label if speaking else "no evidence",
         "NCCL lines, but none says which network is used",
         _first(errors),
-        _cause(errors) or "check that NCCL_DEBUG=INFO and that NCCL_DEBUG_SUBSYS contains INIT and NET",
+        _cause(errors) or _SUBSYS,
     )
 
 
@@ -140,6 +153,11 @@ def silent_processes(node: Node, silent: list[RankEvidence]) -> str:
     )
 
 
+def mute_workers(names: list[str]) -> str:
+    shown = ", ".join(names[:8]) + (" …" if len(names) > 8 else "")
+    return f"{shown}: prints, but no whole NCCL line; check that NCCL_DEBUG=INFO reaches it and get its whole log"
+
+
 def overflow(count: int) -> str:
     return f"{count} lines come from more processes than can be told apart; judge each run's log by itself"
 
@@ -147,6 +165,8 @@ def overflow(count: int) -> str:
 def node_without_evidence(node: Node, wanted: Transport) -> str:
     if node.has_channels:
         what = f"its channels stay within the node, none shows {_NAMES[wanted]}"
+    elif any(rank.networks or rank.channels for rank in node.ranks):
+        return _with(node.label, _NO_PROVIDER, _first(*(rank.lines for rank in node.ranks)), _SUBSYS)
     else:
         what = f"prints NCCL lines but shows no {_NAMES[wanted]}"
     line = _first(_errors(node.ranks))

@@ -103,9 +103,8 @@ def judge(
     return _Case(evidence, job_status, nodes_expected, expected, instance or ExpectedFabric()).verdict()
 
 
-def _kinds(ranks: list[RankEvidence]) -> set[Transport]:
-    providers = {name for rank in ranks for name in rank.providers}
-    return {rank.transport(providers) for rank in ranks} - {Transport.UNKNOWN}
+def _kinds(nodes: list[Node]) -> set[Transport]:
+    return {kind for node in nodes for kind in node.kinds()}
 
 
 class _Case:
@@ -119,7 +118,6 @@ class _Case:
         self.nodes = sort_into_nodes(evidence)
         self.named = [node for node in self.nodes if node.name is not None]
         self.ranks = [rank for node in self.nodes for rank in node.ranks]
-        self.providers = {name for rank in self.ranks for name in rank.providers}
         self.crossing = any(rank.channels for rank in self.ranks)
         self.general: list[str] = []
         self.of_node: dict[Node, list[str]] = {node: [] for node in self.nodes}
@@ -151,7 +149,7 @@ class _Case:
 
     def node_verdict(self, node: Node) -> NodeVerdict:
         counters = self.evidence.counters.get(node.name or "")
-        kind = node.transport(self.providers)
+        kind = node.transport()
         return NodeVerdict(
             node=node.label,
             ranks=tuple(node.rank_numbers()),
@@ -176,9 +174,12 @@ class _Case:
         one_node = self.evidence.single_node_comms and not self.evidence.multi_node_comms
         if not self.crossing and (one_node or any(rank.has_channels for rank in self.ranks)):
             return Transport.NONE
-        kinds = _kinds(self.ranks)
-        if any(Net.FOREIGN in (rank.networks | set(rank.channels)) for rank in self.ranks):
+        kinds = _kinds(self.nodes)
+        nets = {net for rank in self.ranks for net in rank.networks | set(rank.channels)}
+        if Net.FOREIGN in nets:
             return Transport.MIXED if kinds else Transport.UNKNOWN
+        if Net.OFI in nets and len(nets) > 1:
+            return Transport.MIXED  # also where no line says which provider Libfabric uses
         if not kinds:
             return Transport.UNKNOWN
         return kinds.pop() if len(kinds) == 1 else Transport.MIXED
@@ -189,7 +190,7 @@ class _Case:
             self.general.append(say.job_status(self.status))
         self.general += self.evidence.problems
         for old in self.evidence.earlier:
-            others = _kinds(old.ranks) - {wanted}
+            others = _kinds(sort_into_nodes(old)) - {wanted}
             if others:
                 self.general.append(say.earlier_attempt(old, others, wanted))
                 shown = Transport.MIXED if shown is wanted else shown
@@ -210,7 +211,7 @@ class _Case:
         """Name every node that is not on ``wanted``, with the line that shows it."""
         found = False
         for node in self.nodes:
-            kind = node.transport(self.providers)
+            kind = node.transport()
             if kind not in (wanted, Transport.UNKNOWN, Transport.NONE) or any(r.foreign_names for r in node.ranks):
                 self.of_node[node].append(say.wrong_transport(node, kind, wanted))
                 found = True
@@ -219,9 +220,16 @@ class _Case:
 
     def check_processes(self, wanted: Transport) -> None:
         named = [rank for rank in self.ranks if rank.pid is not None]
-        folded = sum(rank.repeats for rank in self.ranks)
+        # Ray's deduplication shows one line for several ranks: so many may show nothing of their own.
+        folds: dict[str, int] = {}
+        for rank in self.ranks:
+            for kind, count in rank.repeats.items():
+                folds[kind] = folds.get(kind, 0) + count
+        folded = max(folds.values(), default=0)
         for node in self.nodes:
-            cut = [r for r in node.ranks if (r.cut and (not r.settled or r.pid is None)) or (r.cut_bare and not named)]
+            # What broke off may name another network, or show that the node's channels stay within it.
+            whole = [r for r in node.ranks if r.settled and r.pid is not None] if node.net_channels else []
+            cut = [r for r in node.ranks if (r.cut and r not in whole) or (r.cut_bare and not named)]
             if cut:
                 self.doubt = True
                 self.of_node[node].append(say.cut_off(node, cut[0]))
@@ -229,13 +237,22 @@ class _Case:
             if silent and (self.evidence.strict or len(silent) > folded):
                 self.doubt = True
                 self.of_node[node].append(say.silent_processes(node, silent))
+        speaking = {(node.ip, rank.pid) for node in self.nodes for rank in node.ranks}
+        mute = sorted(self.evidence.ray_workers - speaking)
+        if len(mute) > folded:
+            self.doubt = True
+            self.general.append(say.mute_workers([f"process {pid} on {ip}" for ip, pid in mute]))
+        ranks = sorted(self.evidence.mpi_ranks - {rank.rank for rank in self.ranks if rank.strong or rank.ofi_seen})
+        if ranks:
+            self.doubt = True
+            self.general.append(say.mute_workers([f"rank {rank}" for rank in ranks]))
         if self.evidence.overflow:
             self.doubt = True
             self.general.append(say.overflow(self.evidence.overflow))
 
     def check_nodes(self, wanted: Transport) -> None:
         for node in self.named:
-            if not node.evidence_for(wanted, self.providers):
+            if not node.evidence_for(wanted):
                 self.doubt = True
                 self.of_node[node].append(say.node_without_evidence(node, wanted))
         known = {node.ip for node in self.named}
