@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO, Literal
 
-from fsdp_job.data_store import first_line, open_input
+from fsdp_job.data_store import StorageError, first_line, open_input
 from fsdp_job.errors import JobError, JobUsageError
 
 Format = Literal["parquet", "jsonl", "text"]
@@ -115,8 +115,10 @@ def documents(piece: Piece) -> Iterator[bytes]:
     try:
         with open_source(source) as file:
             yield from read(piece, file)
-    except (OSError, EOFError, zlib.error) as error:
-        raise JobError(f"{source.location} cannot be read: {first_line(error)}; is the file whole?") from error
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise JobUsageError(f"{source.location} is not a whole gzip file: {first_line(error)}") from error
+    except OSError as error:
+        raise StorageError(f"{source.location} cannot be read: {first_line(error)}") from error
 
 
 def split(source: Source, unit_bytes: int) -> list[Piece]:

@@ -13,8 +13,8 @@ from typing import Any
 
 from fsdp_job.data_formats import Source
 from fsdp_job.data_sources import choose_readable, glob_to_regex, is_hidden
-from fsdp_job.data_store import first_line
-from fsdp_job.errors import JobError, JobUsageError
+from fsdp_job.data_store import StorageError, first_line
+from fsdp_job.errors import JobUsageError
 
 FORM = "hf://owner/name[@revision][/path or pattern]"
 _ADDRESS = re.compile(r"hf://(?:datasets/)?(?P<repo>[\w.-]+(?:/[\w.-]+)?)(?:@(?P<revision>[^/]+))?(?:/(?P<path>.+))?")
@@ -60,7 +60,7 @@ def download(location: str) -> Path:
     try:
         return Path(_api().hf_hub_download(repo, path or "", revision=revision, repo_type="dataset"))
     except Exception as error:  # as above
-        raise JobError(f"{location} cannot be downloaded: {first_line(error)}") from error
+        raise StorageError(f"{location} cannot be downloaded: {first_line(error)}") from error
 
 
 def _parse(address: str) -> tuple[str, str | None, str | None]:

@@ -19,8 +19,7 @@ from itertools import chain
 import numpy as np
 
 from fsdp_job.data_formats import Piece, documents
-from fsdp_job.data_store import join, open_input, open_output, write_bytes
-from fsdp_job.errors import JobError
+from fsdp_job.data_store import StorageError, first_line, join, open_input, open_output, write_bytes
 from fsdp_job.tokenizer import load_tokenizer, token_dtype
 
 PACK_VERSION = 1
@@ -153,9 +152,12 @@ def _read_stream(parts: list[Part], low: int, high: int, dtype: str) -> tuple[np
 
 
 def _read_range(uri: str, begin: int, length: int) -> bytes:
-    with open_input(uri) as file:
-        file.seek(begin)
-        data = file.read(length)
+    try:
+        with open_input(uri) as file:
+            file.seek(begin)
+            data = file.read(length)
+    except OSError as error:
+        raise StorageError(f"{uri} cannot be read: {first_line(error)}") from error
     if len(data) != length:
-        raise JobError(f"{uri} is shorter than expected: {len(data)} of {length} bytes at {begin}")
+        raise StorageError(f"{uri} is shorter than expected: {len(data)} of {length} bytes at {begin}")
     return data

@@ -11,7 +11,7 @@ import numpy as np
 from fsdp_job.data_order import key64, mix64
 from fsdp_job.data_pack import record_dtype
 from fsdp_job.data_spec import Index
-from fsdp_job.errors import JobError
+from fsdp_job.data_store import StorageError
 
 Arrays = tuple[np.ndarray, np.ndarray]
 
@@ -46,9 +46,9 @@ class ShardReader:
             try:
                 got = os.preadv(self._open(shard, path), [buffer[row * size : (row + 1) * size]], header + place * size)
             except OSError as error:
-                raise JobError(f"packed data {path} cannot be read: {error.strerror or error}") from error
+                raise StorageError(f"packed data {path} cannot be read: {error.strerror or error}") from error
             if got != size:
-                raise JobError(
+                raise StorageError(
                     f"packed data {path} is cut short: sequence {place} has {got} of {size} bytes; start the job again"
                 )
         starts = np.unpackbits(records["starts"], axis=1, count=self._width)

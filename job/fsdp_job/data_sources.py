@@ -36,7 +36,13 @@ def find_sources(dataset: str, *, own: Sequence[str] = ()) -> list[Source]:
     elif "://" in dataset and not Path(dataset).exists():
         raise JobUsageError(f"--dataset {dataset}: unknown kind of place; allowed: {FORMS}")
     else:
-        sources = _find_local(dataset, own)
+        try:
+            sources = _find_local(dataset, own)
+        except OSError as error:
+            raise JobUsageError(
+                f"--dataset {dataset}: {error.filename} cannot be read: {error.strerror}; check its permissions, "
+                "and that nothing changes the folder meanwhile"
+            ) from error
     return sorted(sources, key=lambda source: source.name)
 
 

@@ -14,7 +14,15 @@ from urllib.parse import urlsplit
 from fsdp_job.errors import JobError, JobUsageError
 
 CONNECT_TIMEOUT_S = 10.0
-REQUEST_TIMEOUT_S = 60.0
+REQUEST_TIMEOUT_S = 30.0
+ATTEMPTS = 6
+"""Tries of one S3 request, with waits that double (AWS's standard mode): together they bound how long a dead store holds."""
+
+
+class StorageError(JobError):
+    """Storage or network failed while data was read or written: another attempt may well succeed."""
+
+    retryable = True
 
 
 def first_line(error: BaseException) -> str:
@@ -26,7 +34,11 @@ def first_line(error: BaseException) -> str:
 def _s3_filesystem(bucket: str, endpoint: str | None, region: str | None) -> Any:
     from pyarrow import fs
 
-    options: dict[str, Any] = {"connect_timeout": CONNECT_TIMEOUT_S, "request_timeout": REQUEST_TIMEOUT_S}
+    options: dict[str, Any] = {
+        "connect_timeout": CONNECT_TIMEOUT_S,
+        "request_timeout": REQUEST_TIMEOUT_S,
+        "retry_strategy": fs.AwsStandardS3RetryStrategy(max_attempts=ATTEMPTS),
+    }
     if endpoint:
         parts = urlsplit(endpoint)
         options |= {"endpoint_override": parts.netloc or parts.path, "scheme": parts.scheme or "https"}
@@ -76,12 +88,12 @@ def absolute(uri: str) -> str:
 
 
 def open_input(uri: str) -> BinaryIO:
-    """A seekable binary file for reading; errors as JobError with the file's name."""
+    """A seekable binary file for reading; errors as StorageError with the file's name."""
     system, path = filesystem(uri)
     try:
         return system.open_input_file(path)
     except OSError as error:
-        raise JobError(f"{uri} cannot be opened: {first_line(error)}") from error
+        raise StorageError(f"{uri} cannot be opened: {first_line(error)}") from error
 
 
 @contextmanager
@@ -94,7 +106,7 @@ def open_output(uri: str) -> Iterator[BinaryIO]:
         with system.open_output_stream(path) as stream:
             yield stream
     except OSError as error:
-        raise JobError(f"{uri} cannot be written: {first_line(error)}") from error
+        raise StorageError(f"{uri} cannot be written: {first_line(error)}") from error
 
 
 def read_bytes(uri: str) -> bytes | None:
@@ -110,12 +122,12 @@ def read_bytes(uri: str) -> bytes | None:
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise JobError(f"{uri} cannot be read: {first_line(error)}") from error
+        raise StorageError(f"{uri} cannot be read: {first_line(error)}") from error
 
 
 def write_bytes(uri: str, data: bytes | memoryview) -> None:
     """Writes a file so that readers see all of it or nothing: an S3 object appears when its upload completes, a local
-    file by rename. Raises JobError with the place and the cause."""
+    file by rename. Raises StorageError with the place and the cause."""
     system, path = filesystem(uri)
     try:
         if is_local(uri):
@@ -124,7 +136,7 @@ def write_bytes(uri: str, data: bytes | memoryview) -> None:
             with system.open_output_stream(path) as stream:
                 stream.write(data)
     except OSError as error:
-        raise JobError(f"{uri} cannot be written ({len(data)} bytes): {first_line(error)}") from error
+        raise StorageError(f"{uri} cannot be written ({len(data)} bytes): {first_line(error)}") from error
 
 
 def write_local(path: Path, data: bytes | memoryview) -> None:
@@ -148,7 +160,7 @@ def sizes(folder: str) -> dict[str, int]:
     try:
         found = system.get_file_info(fs.FileSelector(path, recursive=False, allow_not_found=True))
     except OSError as error:
-        raise JobError(f"{folder} cannot be listed: {first_line(error)}") from error
+        raise StorageError(f"{folder} cannot be listed: {first_line(error)}") from error
     return {info.base_name: info.size for info in found if info.type == fs.FileType.File}
 
 
@@ -161,7 +173,7 @@ def remove(folder: str) -> None:
         return
     except OSError as error:
         if sizes(folder):
-            raise JobError(f"{folder} cannot be removed: {first_line(error)}") from error
+            raise StorageError(f"{folder} cannot be removed: {first_line(error)}") from error
 
 
 def remove_files(folder: str, names: list[str]) -> None:

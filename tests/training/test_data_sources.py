@@ -206,8 +206,19 @@ def test_unusable_data_set_is_one_message_with_the_remedy(wrong: Path, case: str
 def test_truncated_gzip_is_named(tmp_path: Path) -> None:
     whole = gzip.compress(os.urandom(1000).hex().encode())
     (tmp_path / "a.txt.gz").write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(JobError, match=r"a\.txt\.gz cannot be read: .*is the file whole\?"):
+    with pytest.raises(JobError, match=r"a\.txt\.gz is not a whole gzip file"):
         pack(tmp_path, tmp_path / "out")
+
+
+def test_file_that_may_not_be_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a.txt").write_text("secret")
+
+    def refuse(self: Path, *arguments: object, **options: object) -> None:
+        raise PermissionError(13, "Permission denied", str(self))
+
+    monkeypatch.setattr(Path, "open", refuse)  # tests may run as root, whom no mode bits stop
+    with pytest.raises(JobUsageError, match=r"a\.txt cannot be read: Permission denied; check its permissions"):
+        find_sources(str(tmp_path))
 
 
 def test_data_that_changes_while_it_is_packed_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

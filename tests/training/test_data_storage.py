@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import http.client
 import json
 import logging
 import multiprocessing
@@ -13,6 +14,7 @@ import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import boto3
@@ -123,6 +125,96 @@ def test_large_jsonl_on_s3_is_cut_into_units(bucket: str, tmp_path: Path) -> Non
     cut = prepare(spec(f"s3://{bucket}/a.jsonl", str(tmp_path / "b"), tmp_path / "b"), unit_bytes=777)
     assert whole.documents == cut.documents == 200
     assert first_tokens(whole) == first_tokens(cut)
+
+
+class Flaky(BaseHTTPRequestHandler):
+    """A proxy before the S3 server that spoils some requests in turn: an error, a slow answer, a cut connection."""
+
+    protocol_version = "HTTP/1.1"
+    target = ""
+    count = 0
+    faults: list[str] = []
+
+    def handle_any(self) -> None:
+        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        if "chunked" in self.headers.get("Transfer-Encoding", ""):
+            while size := int(self.rfile.readline(), 16):
+                body += self.rfile.read(size)
+                self.rfile.readline()
+            while self.rfile.readline().strip():
+                continue
+        Flaky.count += 1
+        fault = ""
+        if Flaky.count % 4 == 0:
+            fault = ("500", "slow", "cut")[len(Flaky.faults) % 3]
+            fault = fault if fault != "cut" or self.command == "GET" else ""
+        if fault:
+            Flaky.faults.append(fault)
+        if fault == "500":
+            self.send_response(500)
+            self.send_header("Content-Length", "0")
+            return self.end_headers()
+        if fault == "slow":
+            time.sleep(0.3)
+        connection = http.client.HTTPConnection(self.target)
+        sent = {name: value for name, value in self.headers.items() if name.lower() != "transfer-encoding"}
+        connection.request(
+            self.command, self.path, body, sent | {"Content-Length": str(len(body)), "Connection": "close"}
+        )
+        answer = connection.getresponse()
+        content = answer.read()
+        if fault == "cut":
+            content = content[: len(content) // 2]
+            self.close_connection = True
+        self.send_response(answer.status)
+        for name, value in answer.getheaders():
+            if name.lower() not in ("connection", "transfer-encoding"):
+                self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(content)
+        return None
+
+    do_GET = do_PUT = do_POST = do_HEAD = do_DELETE = handle_any
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Quiet."""
+
+
+def test_errors_slow_answers_and_cut_connections_of_s3_are_ridden_out(
+    s3_server: str, bucket: str, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Flaky.target, Flaky.count, Flaky.faults = s3_server.removeprefix("http://"), 0, []
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Flaky)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    expected = first_tokens(prepare(spec(text, str(tmp_path / "local"), tmp_path / "local")))
+    for path in Path(text).iterdir():
+        put(bucket, f"in/{path.name}", path.read_bytes())
+    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{server.server_port}")
+    prepared = prepare(spec(f"s3://{bucket}/in", f"s3://{bucket}/runs", tmp_path / "cache"), shard_bytes=20_000)
+    assert first_tokens(prepared) == expected
+    assert {"500", "slow", "cut"} <= set(Flaky.faults)
+    server.shutdown()
+    server.server_close()
+
+
+def test_dead_s3_is_an_error_that_another_attempt_may_survive(
+    bucket: str, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepared = prepare(spec(text, f"s3://{bucket}/runs", tmp_path / "cache"))
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    monkeypatch.setattr(data_store, "ATTEMPTS", 2)
+    with pytest.raises(JobError, match=r"index\.json cannot be read") as caught:
+        first_tokens(prepared)
+    assert caught.value.retryable
+
+
+def test_cached_data_needs_no_storage_any_more(
+    bucket: str, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepared = prepare(spec(text, f"s3://{bucket}/runs", tmp_path / "cache"))
+    tokens = first_tokens(prepared)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    assert first_tokens(prepared) == tokens
 
 
 @pytest.mark.parametrize(
