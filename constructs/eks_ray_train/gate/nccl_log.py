@@ -6,6 +6,7 @@ lines that differ only in numbers, so a line whose prefix and network were seen 
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable
 
@@ -23,9 +24,21 @@ _CUT_END = re.compile(rb"[A-Za-z>\d]:\d+:\d*(?: (?:\[\d*\]? ?N?C?C?L?)?)?$")
 _CUT_LAST = frozenset(b"0123456789:[] NCL")
 _MEMO_MARK = b"NCCL INFO Channel "
 _VIA = b" via "
+_WRAPPED = b'{"log":'
 
 Identity = tuple[str, int]
 """(node, global rank), where the caller knows whose lines these are."""
+
+
+def _unwrapped(line: bytes) -> bytes:
+    """The line inside an entry of Docker's json-file log; anything else as it is."""
+    try:
+        entry = json.loads(line)
+    except (ValueError, RecursionError):
+        return line
+    if isinstance(entry, dict) and isinstance(entry.get("log"), str) and "stream" in entry:
+        return str(entry["log"]).split("\n", 1)[0].encode("utf-8", "replace") or b" "
+    return line
 
 
 def _without_clock(line: bytes, at: int) -> bytes:
@@ -75,6 +88,8 @@ class LogParser:
             if not line:
                 continue
             out.lines += 1
+            if line.startswith(_WRAPPED):
+                line = _unwrapped(line)
             at = line.find(b"NCCL")
             if at < 0:
                 self._without_marker(line, identity)
