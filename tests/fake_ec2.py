@@ -7,6 +7,7 @@ field that AWS never sends is an error here too. Faults hit the n-th call of a r
 from __future__ import annotations
 
 import functools
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -81,6 +82,10 @@ class World:
     offers: dict[str, set[str]] = field(default_factory=dict)  # type -> zone ids; absent = everywhere
     free: dict[tuple[str, str], int] = field(default_factory=dict)  # (zone id, type) -> instances; absent = plenty
     quota: dict[str, int] = field(default_factory=lambda: {"L-DB2E81BA": 960, "L-417A185B": 1920})
+    scores: dict[str, int] = field(default_factory=dict)  # zone id -> Spot placement score
+    blocks: list[dict[str, Any]] = field(default_factory=list)  # Capacity Block offerings
+    prices: dict[str, float] = field(default_factory=dict)  # region -> USD an hour
+    regions: list[str] = field(default_factory=list)
     default_quota: dict[str, int] = field(default_factory=dict)
     page: int = 100
     pending_seconds: float = 0.0
@@ -129,7 +134,7 @@ class World:
             for r in self.reservations:
                 if r["State"] == "active" and r.get("EndDate") and r["EndDate"] <= self.now:
                     r["State"] = "expired"
-                if r["State"] == "pending" and r["_active_at"] <= self.now:
+                if r["State"] == "pending" and r.get("_active_at", target) <= self.now and "_active_at" in r:
                     r["State"] = self.becomes
 
     def perform(self, service: str, method: str, kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -408,6 +413,27 @@ class World:
         value = float(self.default_quota.get(QuotaCode, 0))
         return {"Quota": {"ServiceCode": ServiceCode, "QuotaCode": QuotaCode, "Value": value}}
 
+    def _describe_regions(self) -> dict[str, Any]:
+        return {"Regions": [{"RegionName": name, "OptInStatus": "opt-in-not-required"} for name in self.regions]}
+
+    def _get_spot_placement_scores(
+        self, InstanceTypes: list[str], TargetCapacity: int, SingleAvailabilityZone: bool, RegionNames: list[str]
+    ) -> dict[str, Any]:
+        assert len(RegionNames) <= 10, "EC2 takes at most ten regions a call"
+        scores = [{"Region": "r", "AvailabilityZoneId": zone, "Score": score} for zone, score in self.scores.items()]
+        return {"SpotPlacementScores": scores}
+
+    def _describe_capacity_block_offerings(self, **asked: Any) -> dict[str, Any]:
+        assert asked["CapacityDurationHours"] % 24 == 0
+        return {"CapacityBlockOfferings": self.blocks}
+
+    def _get_products(self, ServiceCode: str, Filters: list[Any], NextToken: str | None = None) -> dict[str, Any]:
+        def entry(region: str, usd: float) -> str:
+            terms = {"OnDemand": {"t": {"priceDimensions": {"d": {"pricePerUnit": {"USD": f"{usd:.10f}"}}}}}}
+            return json.dumps({"product": {"attributes": {"regionCode": region}}, "terms": terms})
+
+        return self._paged("PriceList", [entry(r, p) for r, p in self.prices.items()], NextToken)
+
     def _describe_stacks(self, StackName: str) -> dict[str, Any]:
         if StackName not in self.stacks:
             raise client_error("ValidationError", f"Stack with id {StackName} does not exist")
@@ -442,5 +468,29 @@ _OPERATIONS = {
     "cancel_capacity_reservation": "CancelCapacityReservation",
     "get_service_quota": "GetServiceQuota",
     "get_aws_default_service_quota": "GetAWSDefaultServiceQuota",
+    "describe_regions": "DescribeRegions",
+    "get_spot_placement_scores": "GetSpotPlacementScores",
+    "describe_capacity_block_offerings": "DescribeCapacityBlockOfferings",
+    "get_products": "GetProducts",
     "describe_stacks": "DescribeStacks",
 }
+
+
+class FakeAccount:
+    """Stands in for ``cli.capacity_account.Account``: one world a region; prices and scores come from the home region."""
+
+    def __init__(self, worlds: Mapping[str, World], home: str = "") -> None:
+        self.worlds = worlds
+        self.home = home or next(iter(worlds))
+        self.id = ACCOUNT
+        worlds[self.home].regions = list(worlds)
+
+    @property
+    def pricing(self) -> Client:
+        return Client(self.worlds[self.home], "pricing")
+
+    def aws_of(self, region: str) -> Aws:
+        return self.worlds[region].aws()
+
+    def enabled_regions(self) -> list[str]:
+        return sorted(self.worlds)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from aws_cdk import Aws, Duration, Token
 from aws_cdk import aws_ec2 as ec2
@@ -146,7 +146,7 @@ class CapacityClaim(Construct):
         self.subnet_id: str = self._claim.get_att_string("SubnetId")
         self.reservation_id: str = self._claim.get_att_string("ReservationId") if has_reservation else ""
         #: Number token: 0 while a Capacity Block has not started.
-        self.desired_nodes: float = Token.as_number(self._claim.get_att("DesiredNodes"))
+        self.desired_nodes: int = cast(int, Token.as_number(self._claim.get_att("DesiredNodes")))
         #: UTC, ``yyyy-mm-ddThh:mm:ss``; the empty string at deploy time where ``has_limit`` is false.
         self.limit_at: str = self._claim.get_att_string("LimitAt")
         self.drain_at: str = self._claim.get_att_string("DrainAt")

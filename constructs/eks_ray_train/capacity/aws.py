@@ -17,7 +17,7 @@ Call = Callable[..., Any]
 
 
 class Ec2Client(Protocol):
-    """The EC2 calls of the handler. A boto3 client fits; so does the tests' stand-in."""
+    """The EC2 calls of handler and command line. A boto3 client fits; so does the tests' stand-in."""
 
     def describe_availability_zones(self, **kwargs: Any) -> Any: ...
     def describe_instance_type_offerings(self, **kwargs: Any) -> Any: ...
@@ -27,6 +27,9 @@ class Ec2Client(Protocol):
     def create_capacity_reservation(self, **kwargs: Any) -> Any: ...
     def modify_capacity_reservation(self, **kwargs: Any) -> Any: ...
     def cancel_capacity_reservation(self, **kwargs: Any) -> Any: ...
+    def describe_regions(self, **kwargs: Any) -> Any: ...
+    def get_spot_placement_scores(self, **kwargs: Any) -> Any: ...
+    def describe_capacity_block_offerings(self, **kwargs: Any) -> Any: ...
 
 
 class QuotasClient(Protocol):
@@ -34,6 +37,12 @@ class QuotasClient(Protocol):
 
     def get_service_quota(self, **kwargs: Any) -> Any: ...
     def get_aws_default_service_quota(self, **kwargs: Any) -> Any: ...
+
+
+class PricingClient(Protocol):
+    """The Price List API."""
+
+    def get_products(self, **kwargs: Any) -> Any: ...
 
 
 class CloudFormationClient(Protocol):
@@ -111,6 +120,16 @@ def error_text(error: BaseException) -> str:
     response = getattr(error, "response", None)
     message = str(response["Error"].get("Message", "")) if response else str(error)
     return f"{error_code(error)}: {message.splitlines()[0] if message else ''}"[:200].rstrip(": ")
+
+
+def explain(action: str, error: BaseException) -> str:
+    """One column's reason for being unknown: a missing permission by its name, anything else as AWS says it."""
+    refusal = refusal_of(error)
+    if refusal is Refusal.DENIED:
+        return f"no permission for {action}"
+    if refusal is Refusal.NOT_ENABLED:
+        return "region not enabled"
+    return f"{action}: {error_text(error)}"
 
 
 @dataclass(frozen=True, kw_only=True)

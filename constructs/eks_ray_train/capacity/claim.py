@@ -106,7 +106,7 @@ def _proven(request: Request, aws: Aws, field: Field, ground: Ground) -> Result:
     if ready:
         return _result(request, ready[0], note=f"open reservation {ready[1].id} has free slots")
     zone = prove(aws, request, lacking, field)
-    return _result(request, zone)
+    return _result(request, zone, note="capacity was there when asked")
 
 
 def _held(request: Request, aws: Aws, field: Field, ground: Ground) -> Result:
@@ -211,7 +211,7 @@ def _result(
             "LimitAt": format_time(limit_at),
             "DrainAt": format_time(limit_at - DRAIN_BEFORE if limit_at else None),
             "StartsAt": format_time(starts),
-            "Note": note,
+            "Note": note or f"capacity {wish.mode}",  # a stack output may not be empty
         },
     }
 

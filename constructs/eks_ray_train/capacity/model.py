@@ -74,14 +74,6 @@ class Zone:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
-    """A zone and the subnet in it that would take the nodes."""
-
-    zone: Zone
-    subnet_id: str = ""
-
-
-@dataclass(frozen=True, kw_only=True)
 class Reservation:
     """The fields of an EC2 Capacity Reservation that decide anything here. Counts are instances, times are UTC."""
 

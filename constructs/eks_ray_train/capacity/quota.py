@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from .aws import AWS_ERRORS, Aws, Refusal, error_code, error_text, refusal_of
+from .aws import AWS_ERRORS, Aws, error_code, explain
 from .model import Need, Reservation
 
 #: Family letters that share one quota. https://docs.aws.amazon.com/ec2/latest/instancetypes/ec2-instance-quotas.html
@@ -104,11 +104,11 @@ def read_quota(aws: Aws, need: Need, account: str = "") -> Quota:
     try:
         limit = _limit(aws, need.quota_code)
     except AWS_ERRORS as error:
-        problems.append(_explain("servicequotas:GetServiceQuota", error))
+        problems.append(explain("servicequotas:GetServiceQuota", error))
     try:
         used = _used(aws, need, account)
     except AWS_ERRORS as error:
-        problems.append(_explain("ec2:DescribeInstances or ec2:DescribeCapacityReservations", error))
+        problems.append(explain("ec2:DescribeInstances or ec2:DescribeCapacityReservations", error))
     return Quota(code=need.quota_code, limit=limit, used=used, unknown="; ".join(problems))
 
 
@@ -155,9 +155,3 @@ def _default_vcpus(aws: Aws, kinds: set[str]) -> dict[str, int]:
         for info in aws.pages(aws.ec2.describe_instance_types, "InstanceTypes", InstanceTypes=batch):
             sizes[info["InstanceType"]] = int(info["VCpuInfo"]["DefaultVCpus"])
     return sizes
-
-
-def _explain(action: str, error: BaseException) -> str:
-    if refusal_of(error) is Refusal.DENIED:
-        return f"no permission for {action}"
-    return f"{action}: {error_text(error)}"
