@@ -6,6 +6,7 @@ the failure reason. boto3 is imported, and clients are made, on the first event,
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
 from functools import cache
@@ -51,6 +52,7 @@ def answer(event: Mapping[str, Any], aws: Aws) -> dict[str, Any]:
 
 @cache
 def _boto_clients() -> tuple[Any, Any, Any]:
+    logging.getLogger(__package__).setLevel(logging.INFO)  # Lambda's own handler on the root logger writes it
     import boto3
     from botocore.config import Config
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -17,6 +18,7 @@ from enum import StrEnum
 from .aws import AWS_ERRORS, Aws, Refusal, error_code, error_text, refusal_of
 from .model import PLATFORM, TAG_CLAIM, TAG_PURPOSE, TAG_STACK, Reservation, Zone
 
+_LOG = logging.getLogger(__package__)
 LIVE_STATES = ("active", "pending", "assessing")
 #: A little under the hour, so that clock skew cannot make it more.
 LIFETIME = timedelta(minutes=55)
@@ -203,5 +205,5 @@ def sweep(
 
 
 def log(what: str, **details: object) -> None:
-    """One JSON line in the function's log."""
-    print(json.dumps({"event": what, **details}, default=str))
+    """One JSON line in the function's log; on the command line nobody listens, and stdout stays clean."""
+    _LOG.info(json.dumps({"event": what, **details}, default=str))

@@ -12,17 +12,21 @@ from eks_ray_train.capacity.quota import increase_command
 
 _HEAD = ("region", "zone", "id", "verdict", "spot", "$/h a node", "quota used/limit", "why")
 _BLOCKS_SHOWN = 3
+_ROWS_SHOWN = 25
 
 
 def table(candidates: Sequence[Candidate]) -> str:
     """Aligned columns, best first. Zones that do not offer the type are left out where any zone does."""
     shown = [c for c in candidates if c.verdict is not Verdict.NOT_OFFERED] or list(candidates)
-    rows = [_HEAD, *(_row(c) for c in shown)]
+    rows = [_HEAD, *(_row(c) for c in shown[:_ROWS_SHOWN])]
     widths = [max(len(row[i]) for row in rows) for i in range(len(_HEAD) - 1)]
-    return "\n".join(
+    lines = [
         "  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[-1]]).rstrip()
         for row in rows
-    )
+    ]
+    if len(shown) > _ROWS_SHOWN:
+        lines.append(f"... and {len(shown) - _ROWS_SHOWN} more places (--json shows all)")
+    return "\n".join(lines)
 
 
 def _row(c: Candidate) -> tuple[str, ...]:
