@@ -32,19 +32,21 @@ def drain_hook(*, grace_period_seconds: int, proc: str = "/proc") -> list[str]:
     Ray Train shows the drain to the training function (``ray.train.get_preemption_info()``); neither KubeRay nor a managed
     node group sends one. The wait ends when the job has touched the file named by ``EKS_RAY_TRAIN_CHECKPOINTED_FILE`` (after
     a checkpoint that followed the drain), when no training worker runs on this node, or shortly before the grace period ends.
-    The node's id is read from the raylet's arguments (``proc`` is for tests), which spares starting a driver.
+    The node's id is read from the arguments of Ray's processes (``proc`` is for tests): without it the command would start a
+    driver of its own to ask, and that driver may find another node than this one.
     Ends with 1, shown as a FailedPreStopHook event, where the drain was not accepted; termination goes on either way.
     """
-    # [R] keeps grep from finding this very script among the processes.
     wait = max(grace_period_seconds - SHUTDOWN_MARGIN_SECONDS, 1)
+    # [R] keeps grep from finding this very script among the processes.
     script = f"""\
 marker="${{EKS_RAY_TRAIN_CHECKPOINTED_FILE:-}}"
 if [ -n "$marker" ]; then rm -f "$marker"; fi
-node=$(cat {proc}/[0-9]*/cmdline 2>/dev/null | tr '\\0' '\\n' | sed -n 's/^--node_id=//p' | head -n 1)
-if ! timeout {DRAIN_TIMEOUT_SECONDS} ray drain-node ${{RAY_ADDRESS:+--address "$RAY_ADDRESS"}} ${{node:+--node-id "$node"}} \\
+if ! grep -qs '[R]ayTrainWorker' {proc}/[0-9]*/cmdline; then exit 0; fi
+node=$(cat {proc}/[0-9]*/cmdline 2>/dev/null | tr '\\0' '\\n' | sed -n 's/^--node[-_]id=//p' | head -n 1)
+if [ -z "$node" ] || ! timeout {DRAIN_TIMEOUT_SECONDS} ray drain-node --address "$RAY_ADDRESS" --node-id "$node" \\
   --reason DRAIN_NODE_REASON_PREEMPTION --reason-message 'the pod is being terminated' --deadline-remaining-seconds {wait}
 then
-  echo 'eks-ray-train: Ray did not accept the drain; the job cannot checkpoint before this pod ends' >&2
+  echo "eks-ray-train: Ray did not accept the drain of node '$node'; no checkpoint before this pod ends" >&2
   exit 1
 fi
 while [ "$SECONDS" -lt {wait} ]; do
