@@ -83,7 +83,10 @@ class Board:
     """TensorBoard files of rank 0; written to a local folder and copied where the storage is remote."""
 
     def __init__(self, target: Location) -> None:
-        from tensorboardX import SummaryWriter
+        try:
+            from tensorboardX import SummaryWriter
+        except ImportError:
+            from torch.utils.tensorboard import SummaryWriter
 
         self._target = target
         self._scratch = None if target.is_local else Path(tempfile.mkdtemp(prefix="tensorboard-"))

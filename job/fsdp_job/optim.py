@@ -1,28 +1,80 @@
-"""AdamW with fp32 state in the parameters' own sharding, and the learning rate of a step."""
+"""AdamW on each rank's own shards, fp32 state, and the learning rate of a step."""
 
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 from fsdp_job.config import JobConfig
 
 
-def make_optimizer(parameters: list[nn.Parameter], cfg: JobConfig, device: torch.device) -> torch.optim.AdamW:
+def local_of(tensor: Any) -> torch.Tensor:
+    """This rank's shard of a DTensor (the same memory), or the tensor itself."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+class ShardedAdamW:
     """AdamW (betas 0.9, 0.999; decay 0.01, torch's defaults and the sample's), fused on CUDA.
 
-    Its moments are made at once, not at the first step: memory is known from the start, and a checkpoint has a place to go.
+    AdamW works element by element, so it runs on the plain local shards: through DTensor each call would first work out
+    the sharding of several lists as long as the model has parameters, tens of milliseconds a step on the CPU. Moments are
+    made at once, not at the first step: memory is known from the start, and a checkpoint has a place to go.
     """
-    fused = device.type == "cuda"
-    optimizer = torch.optim.AdamW(parameters, lr=cfg.learning_rate, fused=fused, foreach=not fused)
-    for parameter in parameters:
-        step = torch.zeros((), dtype=torch.float32, device=device if fused else "cpu")
-        optimizer.state[parameter] = {
-            "step": step, "exp_avg": torch.zeros_like(parameter), "exp_avg_sq": torch.zeros_like(parameter),
-        }  # fmt: skip
-    return optimizer
+
+    def __init__(self, parameters: list[nn.Parameter], cfg: JobConfig, device: torch.device) -> None:
+        self.parameters = parameters
+        self._local = [nn.Parameter(local_of(p.detach())) for p in parameters]
+        fused = device.type == "cuda"
+        self._inner = torch.optim.AdamW(self._local, lr=cfg.learning_rate, fused=fused, foreach=not fused)
+        for local in self._local:
+            self._inner.state[local] = {
+                "step": torch.zeros((), dtype=torch.float32, device=device if fused else "cpu"),
+                "exp_avg": torch.zeros_like(local),
+                "exp_avg_sq": torch.zeros_like(local),
+            }
+
+    def gradients(self) -> list[torch.Tensor]:
+        """Local shards of the gradients that there are."""
+        return [local_of(p.grad) for p in self.parameters if p.grad is not None]
+
+    def step(self, learning_rate: float) -> None:
+        """Update in place from the parameters' gradients, which are freed."""
+        for group in self._inner.param_groups:
+            group["lr"] = learning_rate
+        for local, parameter in zip(self._local, self.parameters, strict=True):
+            local.grad = None if parameter.grad is None else local_of(parameter.grad)
+        self._inner.step()
+        for local, parameter in zip(self._local, self.parameters, strict=True):
+            local.grad = parameter.grad = None
+
+    def moments(self, number: int) -> dict[str, Any]:
+        """``exp_avg`` and ``exp_avg_sq`` of parameter ``number``, sharded like it (the same memory)."""
+        parameter = self.parameters[number].data
+        state = self._inner.state[self._local[number]]
+        return {name: _like(parameter, state[name]) for name in ("exp_avg", "exp_avg_sq")}
+
+    @property
+    def step_count(self) -> torch.Tensor:
+        """Updates made so far, as the fp32 scalar that AdamW keeps."""
+        return self._inner.state[self._local[0]]["step"]
+
+    def set_step_count(self, value: torch.Tensor) -> None:
+        """Give every parameter the step count that was loaded."""
+        for state in self._inner.state.values():
+            state["step"].copy_(value)
+
+
+def _like(parameter: torch.Tensor, local: torch.Tensor) -> torch.Tensor:
+    if not isinstance(parameter, DTensor):
+        return local
+    return DTensor.from_local(
+        local, parameter.device_mesh, parameter.placements, run_check=False, shape=parameter.shape,
+        stride=parameter.stride(),
+    )  # fmt: skip
 
 
 def learning_rate(cfg: JobConfig, step: int) -> float:

@@ -121,18 +121,13 @@ def set_accumulation(root: nn.Module, *, last: bool, sharding: str, across_nodes
         root.set_requires_gradient_sync(last)
 
 
-def clip_gradients(parameters: list[nn.Parameter], max_norm: float, mesh: DeviceMesh) -> torch.Tensor:
-    """Scale all gradients so that the norm of the whole gradient is at most ``max_norm``; returns the norm before.
+def clip_gradients(local: list[torch.Tensor], max_norm: float, mesh: DeviceMesh) -> torch.Tensor:
+    """Scale all gradients (this rank's shards) so that the whole gradient's norm is at most ``max_norm``; returns it before.
 
     A device scalar, never read here. Each rank's squares are summed over the shard group; replicas hold equal gradients.
     """
-    local = [_local(p.grad) for p in parameters if p.grad is not None]
     squares = torch.stack(torch._foreach_norm(local)).float().square().sum()
     dist.all_reduce(squares, group=mesh["shard"].get_group() if mesh.ndim > 1 else mesh.get_group())
     norm = squares.sqrt()
     torch._foreach_mul_(local, torch.clamp(max_norm / (norm + 1e-6), max=1.0))
     return norm
-
-
-def _local(tensor: Any) -> torch.Tensor:
-    return tensor.to_local() if hasattr(tensor, "to_local") else tensor

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from fsdp_job.data import Position
+from fsdp_job.optim import ShardedAdamW
 from fsdp_job.ranks import Ranks
 
 
@@ -31,18 +32,16 @@ class Progress:
         return Progress(step=int(value["step"]), position=place, tokens=int(value["tokens"]), loss=value["loss"])
 
 
-def tensors_of(model: nn.Module, optimizer: torch.optim.Optimizer, ranks: Ranks) -> dict[str, Any]:
+def tensors_of(model: nn.Module, optimizer: ShardedAdamW, ranks: Ranks) -> dict[str, Any]:
     """Parameters, persistent buffers, AdamW's moments and this rank's random state, by name; loading fills them in place.
 
     Named by the model's own parameter names, so that any sharding and world size reads them. Tied parameters appear once.
     """
     out: dict[str, Any] = {}
-    for name, parameter in model.named_parameters():
-        state = optimizer.state[parameter]
+    for number, (name, parameter) in enumerate(model.named_parameters()):
         out[f"model.{name}"] = parameter.data
-        out[f"optim.exp_avg.{name}"] = state["exp_avg"]
-        out[f"optim.exp_avg_sq.{name}"] = state["exp_avg_sq"]
-        out.setdefault("optim.step", state["step"])
+        out |= {f"optim.{kind}.{name}": moment for kind, moment in optimizer.moments(number).items()}
+    out["optim.step"] = optimizer.step_count
     persistent = model.state_dict().keys()
     out |= {f"model.{name}": buffer for name, buffer in model.named_buffers() if name in persistent}
     place = f"{ranks.world_size}.{ranks.rank}"
@@ -52,10 +51,9 @@ def tensors_of(model: nn.Module, optimizer: torch.optim.Optimizer, ranks: Ranks)
     return out
 
 
-def apply_loaded(tensors: dict[str, Any], optimizer: torch.optim.Optimizer, ranks: Ranks) -> None:
+def apply_loaded(tensors: dict[str, Any], optimizer: ShardedAdamW, ranks: Ranks) -> None:
     """After loading in place: give every parameter the step count, and the random generators their state."""
-    for state in optimizer.state.values():
-        state["step"].copy_(tensors["optim.step"])
+    optimizer.set_step_count(tensors["optim.step"])
     place = f"{ranks.world_size}.{ranks.rank}"
     torch.set_rng_state(tensors[f"rng.cpu.{place}"])
     if ranks.device.type == "cuda":

@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from fsdp_job.loss import IGNORED
 from fsdp_job.model import CausalLMLoss
+from fsdp_job.optim import ShardedAdamW
 from fsdp_job.ranks import Ranks
 from fsdp_job.sharding import clip_gradients, set_accumulation
 
@@ -62,11 +62,10 @@ class Numbers:
 
 @dataclass
 class Stepper:
-    """What a step needs; ``parameters`` are the sharded ones that the optimizer holds."""
+    """What a step needs of the model, its mesh and its optimizer."""
 
     root: CausalLMLoss
-    parameters: list[nn.Parameter]
-    optimizer: torch.optim.Optimizer
+    optimizer: ShardedAdamW
     mesh: DeviceMesh
     sharding: str
     ranks: Ranks
@@ -94,11 +93,8 @@ class Stepper:
             scaled.backward()
             total += plain.detach()
         dist.all_reduce(total)
-        norm = clip_gradients(self.parameters, self.max_grad_norm, self.mesh)
-        for group in self.optimizer.param_groups:
-            group["lr"] = learning_rate
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
+        norm = clip_gradients(self.optimizer.gradients(), self.max_grad_norm, self.mesh)
+        self.optimizer.step(learning_rate)
         mean = total / count.clamp(min=1)
         return Numbers(torch.stack([mean.double(), norm.double(), count.double()]))
 

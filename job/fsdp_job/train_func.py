@@ -72,7 +72,7 @@ def train(job: Job) -> dict[str, Any]:
     weights.materialize(root, built, ranks.device)
 
     parameters = list(built.model.parameters())
-    optimizer = optim.make_optimizer(parameters, cfg, ranks.device)
+    optimizer = optim.ShardedAdamW(parameters, cfg, ranks.device)
 
     state.seed_everything(cfg.seed, ranks)
     resumed = _resume(job, lambda: state.tensors_of(built.model, optimizer, ranks), optimizer)
@@ -101,7 +101,7 @@ def train(job: Job) -> dict[str, Any]:
     }  # fmt: skip
     loop = Loop(
         cfg=cfg, plan=plan, prepared=job.prepared, ranks=ranks,
-        stepper=Stepper(root, parameters, optimizer, mesh, kind, ranks, cfg.max_grad_norm),
+        stepper=Stepper(root, optimizer, mesh, kind, ranks, cfg.max_grad_norm),
         progress=resumed.progress, checkpointer=_checkpointer(job, resumed),
         save_state=lambda: state.tensors_of(built.model, optimizer, ranks), facts=facts, sink=job.sink, watch=job.watch,
         speed=speed, board=Board(job.run.root.join("tensorboard")) if ranks.is_first and job.save_checkpoints else None,
@@ -134,7 +134,7 @@ class Resumed:
     global_batch: int
 
 
-def _resume(job: Job, tensors: Callable[[], dict[str, Any]], optimizer: torch.optim.Optimizer) -> Resumed:
+def _resume(job: Job, tensors: Callable[[], dict[str, Any]], optimizer: optim.ShardedAdamW) -> Resumed:
     """Agree on the attempt's number and on the newest usable checkpoint, and load it."""
     cfg, ranks, run = job.cfg, job.ranks, job.run
     found: list[Saved] = []

@@ -77,7 +77,9 @@ def test_losses_equal_the_plain_loop(
 
 
 def test_hybrid_with_accumulation_equals_the_plain_loop(inputs: dict[str, Any], plain_losses: list[float]) -> None:
-    run = run_job({**inputs, "batch_size": 1, "accumulate": 2, "sharding": "hybrid"}, world=4, nodes=2, name="hybrid-acc")
+    run = run_job(
+        {**inputs, "batch_size": 1, "accumulate": 2, "sharding": "hybrid"}, world=4, nodes=2, name="hybrid-acc"
+    )
     assert run.losses == pytest.approx(plain_losses, rel=1e-5)
 
 

@@ -3,42 +3,61 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.training.job_ranks import Run, call_on_ranks, run_job, settings_for, write_inputs
+from tests.training.job_ranks import call_on_ranks, run_job, settings_for, write_inputs
 
 Flags = dict[str, Any]
 
 
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Flags:
+    """Flags of the run that all tests here compare with; trained once, whole and up to step 6."""
+    return {**write_inputs(tmp_path_factory.mktemp("resume")), "steps": 8, "checkpoint_every": 2, "keep": 10}
+
+
+@pytest.fixture(scope="module")
+def whole(shared: Flags) -> list[float]:
+    run = run_job(shared, world=2, name="whole")
+    assert len(run.losses) == 8
+    return run.losses
+
+
+@pytest.fixture(scope="module")
+def six_steps(shared: Flags) -> Path:
+    """The folder of a two-rank run that ended at step 6, with checkpoints at 2, 4 and 6."""
+    run_job({**shared, "steps": 6}, world=2, name="six")
+    return Path(shared["storage_path"]) / "six"
+
+
 @pytest.fixture
-def inputs(tmp_path: Path) -> Flags:
-    return {**write_inputs(tmp_path), "steps": 8, "checkpoint_every": 2, "keep": 10}
+def inputs(shared: Flags, tmp_path: Path) -> Flags:
+    """The same flags over an empty storage of the test's own."""
+    return {**shared, "storage_path": str(tmp_path / "store")}
 
 
 def checkpoints(inputs: Flags, name: str) -> list[Path]:
     return sorted((Path(inputs["storage_path"]) / name / "checkpoints").glob("step-*"))
 
 
-def interrupted(inputs: Flags, name: str, *, world: int = 2, at: int = 4, **more: Any) -> Run:
-    """A run that ends at step ``at`` with a checkpoint there."""
-    return run_job({**inputs, "steps": at}, world=world, name=name, **more)
+def interrupted(inputs: Flags, six_steps: Path, name: str, *, at: int = 4) -> None:
+    """Run ``name`` as it would lie there had it ended at step ``at``."""
+    target = Path(inputs["storage_path"]) / name
+    shutil.copytree(six_steps, target)
+    for folder in checkpoints(inputs, name):
+        if int(folder.name[5:13]) > at:
+            shutil.rmtree(folder)
 
 
-@pytest.fixture
-def whole(inputs: Flags) -> list[float]:
-    run = run_job(inputs, world=2, name="whole")
-    assert len(run.losses) == 8
-    return run.losses
-
-
-def test_resume_at_the_same_world_size_is_bitwise_equal(inputs: Flags, whole: list[float]) -> None:
-    first = interrupted(inputs, "a")
+def test_resume_at_the_same_world_size_is_bitwise_equal(inputs: Flags, whole: list[float], six_steps: Path) -> None:
+    interrupted(inputs, six_steps, "a")
     second = run_job(inputs, world=2, name="a", submission="s2")
     assert [event["step"] for event in second.of("step")] == [5, 6, 7, 8]
-    assert first.losses + second.losses == whole
+    assert second.losses == whole[4:]
     (restart,) = second.of("restart")
     assert restart["step"] == 4
     assert restart["attempt"] == 2
@@ -46,9 +65,9 @@ def test_resume_at_the_same_world_size_is_bitwise_equal(inputs: Flags, whole: li
 
 @pytest.mark.parametrize(("world", "nodes", "sharding"), [(1, 1, "full"), (4, 1, "full"), (4, 2, "hybrid")])
 def test_resume_at_another_world_size_and_sharding_keeps_the_losses(
-    inputs: Flags, whole: list[float], world: int, nodes: int, sharding: str
+    inputs: Flags, whole: list[float], six_steps: Path, world: int, nodes: int, sharding: str
 ) -> None:
-    interrupted(inputs, "a")
+    interrupted(inputs, six_steps, "a")
     second = run_job(
         {**inputs, "sharding": sharding}, world=world, nodes=nodes, name="a", submission="s2", starting_world=2
     )  # fmt: skip
@@ -58,8 +77,8 @@ def test_resume_at_another_world_size_and_sharding_keeps_the_losses(
     assert config["micro_batch"] * config["micro_batches"] * world == 4
 
 
-def test_moments_of_the_optimizer_survive_another_world_size(inputs: Flags) -> None:
-    interrupted(inputs, "a", world=2)
+def test_moments_of_the_optimizer_survive_another_world_size(inputs: Flags, six_steps: Path) -> None:
+    interrupted(inputs, six_steps, "a")
     settings = settings_for({**inputs, "steps": 8}, world=2, name="a")
     of_two = call_on_ranks(_norms_after_loading, world=2, args=(settings,))[0]
     of_four = call_on_ranks(_norms_after_loading, world=4, args=(settings,))[0]
@@ -78,24 +97,26 @@ def _norms_after_loading(settings: dict[str, Any]) -> dict[str, float]:
     cfg, ranks = JobConfig(**settings["config"]), from_environment()
     built = build(cfg)
     root = CausalLMLoss(built.model)
-    sharding.apply(root, built.blocks, sharding.make_mesh("full", ranks), checkpointing="none", compiled=False, bf16=False)
+    sharding.apply(
+        root, built.blocks, sharding.make_mesh("full", ranks), checkpointing="none", compiled=False, bf16=False
+    )
     weights.materialize(root, built, ranks.device)
-    optimizer = optim.make_optimizer(list(built.model.parameters()), cfg, ranks.device)
+    optimizer = optim.ShardedAdamW(list(built.model.parameters()), cfg, ranks.device)
     tensors = state.tensors_of(built.model, optimizer, ranks)
     found = RunFolder(settings["storage_path"], settings["run_name"]).saved()
     restore.load_newest(found, tensors, exact=False)
     state.apply_loaded(tensors, optimizer, ranks)
-    out = {"step": float(next(iter(optimizer.state.values()))["step"])}
-    for name, parameter in built.model.named_parameters():
-        out[name] = optimizer.state[parameter]["exp_avg_sq"].full_tensor().norm().item()
+    out = {"step": float(optimizer.step_count)}
+    for number, (name, _) in enumerate(built.model.named_parameters()):
+        out[name] = optimizer.moments(number)["exp_avg_sq"].full_tensor().norm().item()
     return out
 
 
 @pytest.mark.parametrize("damage", ["cut", "flip", "missing", "no marker"])
 def test_a_damaged_newest_checkpoint_falls_back_to_the_one_before(
-    inputs: Flags, whole: list[float], damage: str
+    inputs: Flags, whole: list[float], six_steps: Path, damage: str
 ) -> None:
-    interrupted(inputs, "a", at=6)
+    interrupted(inputs, six_steps, "a", at=6)
     newest = checkpoints(inputs, "a")[-1]
     assert newest.name.startswith("step-00000006")
     shard = newest / "__1_0.distcp"
@@ -116,8 +137,10 @@ def test_a_damaged_newest_checkpoint_falls_back_to_the_one_before(
     assert ("__1_0.distcp" in said) == (damage != "no marker")
 
 
-def test_where_every_checkpoint_is_damaged_the_run_says_so_and_does_not_start_anew(inputs: Flags) -> None:
-    interrupted(inputs, "a", at=2)
+def test_where_every_checkpoint_is_damaged_the_run_says_so_and_does_not_start_anew(
+    inputs: Flags, six_steps: Path
+) -> None:
+    interrupted(inputs, six_steps, "a", at=2)
     for shard in Path(inputs["storage_path"]).rglob("*.distcp"):
         shard.write_bytes(b"nothing")
     second = run_job(inputs, world=2, name="a", submission="s2")
@@ -126,24 +149,28 @@ def test_where_every_checkpoint_is_damaged_the_run_says_so_and_does_not_start_an
     assert not second.of("step")
 
 
-def test_resume_never_starts_anew_and_auto_then_continues_the_new_run(inputs: Flags, whole: list[float]) -> None:
-    interrupted(inputs, "a", at=6)
+def test_resume_never_starts_anew_and_auto_then_continues_the_new_run(
+    inputs: Flags, whole: list[float], six_steps: Path
+) -> None:
+    interrupted(inputs, six_steps, "a", at=6)
     anew = run_job({**inputs, "steps": 2, "resume": "never"}, world=2, name="a", submission="s2")
     assert anew.losses == whole[:2]
     again = run_job(inputs, world=2, name="a", submission="s3")
     assert again.losses == whole[2:]
 
 
-def test_a_restart_within_a_submission_that_never_resumes_goes_on(inputs: Flags, whole: list[float]) -> None:
-    interrupted(inputs, "a", at=6)
+def test_a_restart_within_a_submission_that_never_resumes_goes_on(
+    inputs: Flags, whole: list[float], six_steps: Path
+) -> None:
+    interrupted(inputs, six_steps, "a", at=6)
     flags = {**inputs, "resume": "never"}
     run_job({**flags, "steps": 4}, world=2, name="a", submission="s2")
     restarted = run_job(flags, world=2, name="a", submission="s2")
     assert restarted.losses == whole[4:]
 
 
-def test_resume_from_a_path_starts_another_run_there(inputs: Flags, whole: list[float]) -> None:
-    interrupted(inputs, "a", at=4)
+def test_resume_from_a_path_starts_another_run_there(inputs: Flags, whole: list[float], six_steps: Path) -> None:
+    interrupted(inputs, six_steps, "a", at=4)
     path = str(checkpoints(inputs, "a")[0])
     other = run_job({**inputs, "resume": path}, world=2, name="b")
     assert other.losses == whole[2:]
@@ -151,7 +178,7 @@ def test_resume_from_a_path_starts_another_run_there(inputs: Flags, whole: list[
     assert "no complete checkpoint there" in missing.outcomes[0]["error"]
 
 
-def test_only_the_newest_checkpoints_are_kept(inputs: Flags) -> None:
+def test_only_the_newest_checkpoints_are_kept(inputs: Flags, six_steps: Path) -> None:
     run = run_job({**inputs, "keep": 2}, world=2, name="a")
     assert [path.name for path in checkpoints(inputs, "a")] == ["step-00000006-a0001", "step-00000008-a0001"]
     assert [event["committed"] for event in run.of("checkpoint")] == [True] * 4
@@ -159,16 +186,16 @@ def test_only_the_newest_checkpoints_are_kept(inputs: Flags) -> None:
     assert sum(entry["bytes"] for entry in marker["files"].values()) == run.of("checkpoint")[-1]["bytes"]
 
 
-def test_other_data_under_the_same_run_name_is_an_error(inputs: Flags) -> None:
-    interrupted(inputs, "a")
+def test_other_data_under_the_same_run_name_is_an_error(inputs: Flags, six_steps: Path) -> None:
+    interrupted(inputs, six_steps, "a")
     Path(inputs["dataset"]).write_text("other words\n" * 900)
     second = run_job(inputs, world=2, name="a", submission="s2")
     assert second.outcomes[0]["status"] == "failed"
     assert "the data differ" in second.outcomes[0]["error"]
 
 
-def test_a_world_that_does_not_divide_the_global_batch_names_the_sizes_that_do(inputs: Flags) -> None:
-    interrupted(inputs, "a")
+def test_a_world_that_does_not_divide_the_global_batch_names_the_sizes_that_do(inputs: Flags, six_steps: Path) -> None:
+    interrupted(inputs, six_steps, "a")
     second = run_job(inputs, world=3, name="a", submission="s2", starting_world=2)
     assert "world sizes that divide it: 1, 2, 4" in second.outcomes[0]["error"]
 
