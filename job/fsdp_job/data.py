@@ -1,8 +1,9 @@
 """Batches of a prepared data set: which sequences a rank takes at each optimizer step, read ahead by a thread.
 
-A global batch is `world_size * accumulate * micro_batch` consecutive places of the epoch's permutation; rank r takes the r-th
-equal slice, cut into its micro-batches. So the set of sequences of a step depends on the position and the global batch
-alone. An epoch's last places are joined by the next epoch's first: every sequence is trained once an epoch.
+A global batch is `world_size * accumulate * micro_batch` consecutive places of the epoch's permutation; rank r takes
+the r-th equal slice, cut into its micro-batches. So the set of sequences of a step depends on the position and the
+global batch alone. An epoch's last places are joined by the next epoch's first: every sequence is trained once an
+epoch.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any, Literal
 import numpy as np
 
 from fsdp_job.data_cache import localize
-from fsdp_job.data_order import Order, Position, Split, step_places, train_ids
+from fsdp_job.data_order import Order, Position, Split, contains, step_places, train_ids
 from fsdp_job.data_readers import RandomReader, Reader, ShardReader
 from fsdp_job.data_spec import RANDOM, DataSpec, PreparedData
 from fsdp_job.errors import JobUsageError
@@ -50,7 +51,10 @@ class _Selector:
         self._mine = slice(rank * micro_batch * accumulate, (rank + 1) * micro_batch * accumulate)
         self._shape = (accumulate, micro_batch, prepared.seq_len)
         self._order = Order(self.n, prepared.seed)
-        self._eval_ids = Split(total=prepared.n_total, n_eval=prepared.n_eval, seed=prepared.seed).eval_ids()
+        parts = Split(total=prepared.n_total, n_eval=prepared.n_eval, seed=prepared.seed)
+        self._eval_ids = parts.eval_ids()
+        # The last label is the next sequence's first token: ignored where that one belongs to the other split.
+        self._cut = np.zeros(0, dtype=np.int64) if prepared.dataset == RANDOM else parts.edge_ids()
 
     def ids(self, position: Position) -> np.ndarray:
         """Sequence numbers of this rank's step at a position; -1 fills the last step of an evaluation."""
@@ -69,18 +73,13 @@ class _Selector:
         width = tokens.shape[1] - 1
         labels = tokens[:, 1:].astype(np.int64)
         labels[starts[:, 1:]] = IGNORED
-        # The last label is the next sequence's first token: not where that one belongs to the other split.
-        labels[self._is_eval(ids) != self._is_eval(ids + 1), -1] = IGNORED
+        if self._cut.size:
+            labels[contains(self._cut, ids), -1] = IGNORED
         labels[filler] = IGNORED
         steps = np.arange(width, dtype=np.int64)
         begun = np.maximum.accumulate(np.where(starts[:, :-1], steps, 0), axis=1)
         arrays = {"input_ids": tokens[:, :-1].astype(np.int64), "labels": labels, "position_ids": steps - begun}
         return {name: array.reshape(self._shape) for name, array in arrays.items()}
-
-    def _is_eval(self, ids: np.ndarray) -> np.ndarray:
-        if self._prepared.dataset == RANDOM or not len(self._eval_ids):
-            return np.zeros(len(ids), dtype=bool)
-        return self._eval_ids[np.minimum(np.searchsorted(self._eval_ids, ids), len(self._eval_ids) - 1)] == ids
 
     def close(self) -> None:
         self._reader.close()
@@ -204,7 +203,8 @@ def open_batches(
     """
     if min(world_size, micro_batch, accumulate, prefetch) < 1 or not 0 <= rank < world_size:
         raise ValueError(
-            f"sizes must be at least 1 and rank in [0, world_size): {rank=} {world_size=} {micro_batch=} {accumulate=} {prefetch=}"
+            f"sizes must be at least 1 and rank in [0, world_size): {rank=} {world_size=} "
+            f"{micro_batch=} {accumulate=} {prefetch=}"
         )
     if split == "train":
         prepared.check_global_batch(world_size * micro_batch * accumulate)

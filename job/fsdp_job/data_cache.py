@@ -1,5 +1,5 @@
-"""The packed shards as files of this node: in place where storage is a local folder that is the cache too, otherwise copied
-once a node and checked."""
+"""The packed shards as files of this node: in place where storage is a local folder that is the cache too, otherwise
+copied once a node and checked."""
 
 from __future__ import annotations
 
@@ -146,7 +146,8 @@ def _lock(file: IO[str], path: Path, wait_s: float) -> None:
         now = time.monotonic()
         if now > deadline:
             raise StorageError(
-                f"waited {wait_s:.0f} s for another process of this node (not {os.getpid()}) to download the packed data "
+                f"waited {wait_s:.0f} s for another process of this node (not {os.getpid()}) to download "
+                "the packed data "
                 f"(lock {path}); look for a hanging rank or a slow connection to storage"
             )
         if now - noted > 30:

@@ -59,7 +59,8 @@ class Source:
 
 @dataclass(frozen=True, kw_only=True)
 class Piece:
-    """Part of a source that one task reads: bytes [begin, end) of a jsonl file, row groups of a parquet file, or all."""
+    """Part of a source that one task reads: bytes [begin, end) of a jsonl file, row groups of a parquet file, or
+    all."""
 
     source: Source
     begin: int = 0
@@ -122,7 +123,8 @@ def documents(piece: Piece) -> Iterator[bytes]:
 
 
 def split(source: Source, unit_bytes: int) -> list[Piece]:
-    """Pieces of about `unit_bytes`, in order, whose documents together are the source's. They depend on the file only."""
+    """Pieces of about `unit_bytes`, in order, whose documents together are the source's. They depend on the file
+    only."""
     if source.size <= unit_bytes or source.compressed or source.format == "text":
         return [Piece(source=source)]
     if source.format == "jsonl":

@@ -21,13 +21,15 @@ _ADDRESS = re.compile(r"hf://(?:datasets/)?(?P<repo>[\w.-]+(?:/[\w.-]+)?)(?:@(?P
 
 
 def find_hub(dataset: str) -> list[Source]:
-    """Files of the data set; of those the training split where names tell splits apart. JobUsageError where unreachable."""
+    """Files of the data set; of those the training split where names tell splits apart. JobUsageError where
+    unreachable."""
     repo, revision, path = _parse(dataset)
     try:
         info = _api().dataset_info(repo, revision=revision, files_metadata=True, timeout=30)
     except Exception as error:  # the hub client raises errors of its own, of httpx and of the system
         raise JobUsageError(
-            f"--dataset {dataset} cannot be reached on the hub: {first_line(error)}; check the name ({FORM}), the network "
+            f"--dataset {dataset} cannot be reached on the hub: {first_line(error)}; check the name "
+            f"({FORM}), the network "
             "and HF_HUB_OFFLINE, set HF_TOKEN for a private one, or copy the files to s3:// or a shared folder"
         ) from error
     sizes = {file.rfilename: file.size or 0 for file in info.siblings or [] if not is_hidden(file.rfilename)}

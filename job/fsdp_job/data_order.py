@@ -1,9 +1,9 @@
 """Who trains what when: a seeded bijection per epoch and the position in it.
 
-Sequence at place k of an epoch is `permutation(n, seed, epoch)(k)`: random access with O(1) memory, so a resumed run at
-any world size finds its place from two numbers. The bijection is a Feistel network over the next power of four above n
-with cycle walking (Black and Rogaway, "Ciphers with Arbitrary Finite Domains", CT-RSA 2002): an output outside [0, n) is
-enciphered again until it lies inside, at most four times on average.
+Sequence at place k of an epoch is `permutation(n, seed, epoch)(k)`: random access with O(1) memory, so a resumed run
+at any world size finds its place from two numbers. The bijection is a Feistel network over the next power of four
+above n with cycle walking (Black and Rogaway, "Ciphers with Arbitrary Finite Domains", CT-RSA 2002): an output
+outside [0, n) is enciphered again until it lies inside, at most four times on average.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ _MASK64 = (1 << 64) - 1
 
 @dataclass(frozen=True)
 class Position:
-    """How far the whole job has read: `index` sequences of epoch `epoch` are consumed. Independent of the world size."""
+    """How far the whole job has read: `index` sequences of epoch `epoch` are consumed. Independent of the world
+    size."""
 
     epoch: int = 0
     index: int = 0
@@ -33,7 +34,8 @@ class Position:
 
 
 def mix64(values: np.ndarray) -> np.ndarray:
-    """The finalizer of splitmix64 (Steele, Lea, Flood 2014) on a uint64 array: every input bit reaches every output bit."""
+    """The finalizer of splitmix64 (Steele, Lea, Flood 2014) on a uint64 array: every input bit reaches every output
+    bit."""
     z = values + np.uint64(0x9E3779B97F4A7C15)
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -49,7 +51,8 @@ def key64(*parts: int) -> np.uint64:
 
 
 def permute(places: np.ndarray, *, n: int, seed: int, epoch: int) -> np.ndarray:
-    """Sequence numbers at `places` (int array of values in [0, n)) of an epoch; a bijection of [0, n). Returns int64."""
+    """Sequence numbers at `places` (int array of values in [0, n)) of an epoch; a bijection of [0, n). Returns
+    int64."""
     places = np.asarray(places)
     if places.size and (places.min() < 0 or places.max() >= n):
         raise ValueError(f"places must lie in [0, {n}), got {places.min()} to {places.max()}")
@@ -82,6 +85,9 @@ class Order:
 
     def numbers(self, epoch: int, places: np.ndarray) -> np.ndarray:
         """`permute` of ascending places."""
+        first, last = int(places[0]) // self.BLOCK, int(places[-1]) // self.BLOCK
+        if first == last:
+            return self._block(epoch, first)[places % self.BLOCK]
         blocks = places // self.BLOCK
         cuts = np.flatnonzero(np.diff(blocks)) + 1
         runs = np.split(places, cuts)
@@ -130,7 +136,22 @@ class Split:
         chosen = permute(np.arange(self.n_eval), n=self.total, seed=self.seed, epoch=-1)
         return np.sort(chosen)
 
+    def edge_ids(self) -> np.ndarray:
+        """Sequences, ascending, whose successor in the stream belongs to the other split."""
+        held_out = self.eval_ids()
+        near = np.union1d(held_out - 1, held_out)
+        near = near[(near >= 0) & (near < self.total - 1)]
+        return near[contains(held_out, near) != contains(held_out, near + 1)]
+
+
+def contains(ascending: np.ndarray, ids: np.ndarray) -> np.ndarray:
+    """Whether each of `ids` is among the `ascending` ones."""
+    if not ascending.size:
+        return np.zeros(len(ids), dtype=bool)
+    return ascending[np.minimum(np.searchsorted(ascending, ids), len(ascending) - 1)] == ids
+
 
 def train_ids(numbers: np.ndarray, eval_ids: np.ndarray) -> np.ndarray:
-    """Sequence numbers of the `numbers`-th training sequences: the j-th number that is not in `eval_ids` (ascending)."""
+    """Sequence numbers of the `numbers`-th training sequences: the j-th number that is not in `eval_ids`
+    (ascending)."""
     return numbers + np.searchsorted(eval_ids - np.arange(len(eval_ids)), numbers, side="right")

@@ -1,10 +1,11 @@
 """Tokens of documents to shards of fixed-size records.
 
-All documents, each closed by EOS, form one stream of N tokens. Sequence i is stream[i*S : i*S + S + 1]: S inputs and, one
-further, S labels; so each token is an input once and, but for the first of each document, a label once. The last sequence
-is padded with EOS whose labels are ignored; no token is lost. A shard is a numpy file (`np.load(…, mmap_mode="r")`) with
-one record a sequence: `tokens` (S + 1) and `starts`, the packed bits of "a document begins here" (padding tokens count as
-documents of their own). One read of known size at a known place yields a sequence, whichever machine asks.
+All documents, each closed by EOS, form one stream of N tokens. Sequence i is stream[i*S : i*S + S + 1]: S inputs
+and, one further, S labels; so each token is an input once and, but for the first of each document, a label once. The
+last sequence is padded with EOS whose labels are ignored; no token is lost. A shard is a numpy file (`np.load(…,
+mmap_mode="r")`) with one record a sequence: `tokens` (S + 1) and `starts`, the packed bits of "a document begins
+here" (padding tokens count as documents of their own). One read of known size at a known place yields a sequence,
+whichever machine asks.
 """
 
 from __future__ import annotations
@@ -48,7 +49,8 @@ class Shard:
 
 
 def record_dtype(seq_len: int, tokens: str) -> np.dtype:
-    """One sequence on disk: seq_len + 1 tokens (the last is the last label) and a bit for each: a document begins here."""
+    """One sequence on disk: seq_len + 1 tokens (the last is the last label) and a bit for each: a document begins
+    here."""
     return np.dtype([("tokens", tokens, (seq_len + 1,)), ("starts", "u1", ((seq_len + 8) // 8,))])
 
 
@@ -88,7 +90,8 @@ def _batches(items: Iterator[bytes]) -> Iterator[list[bytes]]:
 
 @dataclass(frozen=True, kw_only=True)
 class ShardPlan:
-    """Sequences [first, first + sequences) and the parts that hold them, of which `before` tokens of the stream precede."""
+    """Sequences [first, first + sequences) and the parts that hold them, of which `before` tokens of the stream
+    precede."""
 
     first: int
     sequences: int

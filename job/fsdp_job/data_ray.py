@@ -16,7 +16,8 @@ MAX_BLOCKS = 1024
 def run_with_ray(function: Callable[..., Any], arguments: list[dict[str, Any]]) -> list[Any]:
     """`[function(**a) for a in arguments]`, each a task of one CPU wherever the cluster has one.
 
-    The function must be repeatable: Ray runs a task again when its node is lost. A JobError that it raises is raised here.
+    The function must be repeatable: Ray runs a task again when its node is lost. A JobError that it raises is raised
+    here.
     """
     import ray.data
     import ray.exceptions

@@ -25,8 +25,8 @@ class Reader(Protocol):
 
 
 class ShardReader:
-    """One pread a sequence. Not a memory map: a file that shrinks or a disk that fails would kill the process by SIGBUS,
-    where a read says which file it was."""
+    """One pread a sequence. Not a memory map: a file that shrinks or a disk that fails would kill the process by
+    SIGBUS, where a read says which file it was."""
 
     def __init__(self, folder: Path, index: Index) -> None:
         self._record = record_dtype(index.seq_len, index.dtype)

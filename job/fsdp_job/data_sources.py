@@ -114,7 +114,8 @@ def _find_local(dataset: str, own: Sequence[str]) -> list[Source]:
     else:
         raise JobUsageError(
             f"--dataset {dataset} does not exist (seen from {Path.cwd()}); allowed: {FORMS}. "
-            "A path must exist where the job runs: put small files into the job's folder, large ones into s3:// or a shared folder"
+            "A path must exist where the job runs: put small files into the job's folder, large ones "
+            "into s3:// or a shared folder"
         )
     paths = [path for path in paths if not _is_under(str(path.absolute()), own)]
     names = {path.relative_to(root).as_posix(): path for path in paths}
@@ -153,7 +154,8 @@ def _find_s3(dataset: str, own: Sequence[str]) -> list[Source]:
             root, explicit = path, pattern is not None
     except OSError as error:
         raise JobUsageError(
-            f"--dataset {dataset} cannot be listed: {first_line(error)}; check bucket, prefix, region and the pod's permissions"
+            f"--dataset {dataset} cannot be listed: {first_line(error)}; check bucket, prefix, region "
+            "and the pod's permissions"
         ) from error
     names = {}
     for info in found:

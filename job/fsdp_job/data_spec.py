@@ -14,8 +14,9 @@ RANDOM = "random"
 
 @dataclass(frozen=True, kw_only=True)
 class DataSpec:
-    """What to train on. `seq_len` in tokens; `vocab_size` of the model (None: unknown, not checked); `eval_sequences` held
-    out; `cache_dir` a folder local to each node; `storage_path` what every node reaches (s3:// or a shared folder)."""
+    """What to train on. `seq_len` in tokens; `vocab_size` of the model (None: unknown, not checked);
+    `eval_sequences` held out; `cache_dir` a folder local to each node; `storage_path` what every node reaches (s3://
+    or a shared folder)."""
 
     dataset: str
     tokenizer: str
@@ -76,8 +77,10 @@ class PreparedData:
         """Raises JobUsageError where the training split has fewer sequences than one optimizer step takes."""
         if global_batch > self.n_train:
             raise JobUsageError(
-                f"one global batch takes {global_batch} sequences (batch size x ranks x accumulation), but {self.dataset} "
-                f"gives only {self.n_train} of {self.seq_len} tokens to train on; give more text, or lower --batch_size, "
+                f"one global batch takes {global_batch} sequences (batch size x ranks x accumulation), but "
+                f"{self.dataset} "
+                f"gives only {self.n_train} of {self.seq_len} tokens to train on; give more text, or lower "
+                "--batch_size, "
                 "--accumulate, --seq_len or --eval-sequences"
             )
 

@@ -16,7 +16,8 @@ from fsdp_job.errors import JobError, JobUsageError
 CONNECT_TIMEOUT_S = 10.0
 REQUEST_TIMEOUT_S = 30.0
 ATTEMPTS = 6
-"""Tries of one S3 request, with waits that double (AWS's standard mode): together they bound how long a dead store holds."""
+"""Tries of one S3 request, with waits that double (AWS's standard mode): together they bound how long a dead store
+holds."""
 
 
 class StorageError(JobError):

@@ -1,5 +1,5 @@
-"""Tokenize and pack a data set once, before the workers start: on the worker nodes' spare CPUs through Ray Data where Ray
-runs, in this process otherwise. The packed result is the same either way and for any number of tasks."""
+"""Tokenize and pack a data set once, before the workers start: on the worker nodes' spare CPUs through Ray Data
+where Ray runs, in this process otherwise. The packed result is the same either way and for any number of tasks."""
 
 from __future__ import annotations
 
@@ -57,8 +57,9 @@ def prepare(
 ) -> PreparedData:
     """Packs the data set unless storage holds the result already. Call it in the driver, before the workers start.
 
-    `unit_bytes` of input make one task, `shard_bytes` one file; neither changes a sequence. `use_ray` None: where Ray is
-    initialised and has a CPU. Raises JobUsageError for what the user can mend, JobError for storage that fails.
+    `unit_bytes` of input make one task, `shard_bytes` one file; neither changes a sequence. `use_ray` None: where
+    Ray is initialised and has a CPU. Raises JobUsageError for what the user can mend, JobError for storage that
+    fails.
     """
     if spec.dataset == RANDOM:
         return _prepare_random(spec)
@@ -186,12 +187,14 @@ def _pack(
 
 
 def _publish(index: Index, folder: str, staging_root: str, seconds: float) -> Index:
-    """Writes the index last. Where another preparer was first its result stands, and this one's shards are left unnamed."""
+    """Writes the index last. Where another preparer was first its result stands, and this one's shards are left
+    unnamed."""
     found = sizes(folder)
     lost = [shard.name for shard in index.shards if found.get(shard.name) != shard.bytes]
     if lost:
         raise JobUsageError(
-            f"{join(folder, lost[0])} was written on another node and is not seen here: storage_path must be s3:// or a folder "
+            f"{join(folder, lost[0])} was written on another node and is not seen here: storage_path "
+            "must be s3:// or a folder "
             "that all nodes share"
         )
     other = _existing(folder)

@@ -56,7 +56,8 @@ class ByteTokenizer:
 
 
 class HuggingFaceTokenizer:
-    """A tokenizer of transformers. Begins each document with BOS where the tokenizer does so by default (Llama, Gemma)."""
+    """A tokenizer of transformers. Begins each document with BOS where the tokenizer does so by default (Llama,
+    Gemma)."""
 
     def __init__(self, name: str, tokenizer: Any) -> None:
         self.name = name
@@ -126,7 +127,8 @@ def check_vocabulary(tokenizer: Tokenizer, vocab_size: int | None) -> None:
     if vocab_size is not None and tokenizer.n_tokens > vocab_size:
         raise JobUsageError(
             f"tokenizer {tokenizer.name} produces ids up to {tokenizer.n_tokens - 1}, but the model's vocab_size is "
-            f"{vocab_size}; set vocab_size to at least {tokenizer.n_tokens} in --model-config or use the model's own tokenizer"
+            f"{vocab_size}; set vocab_size to at least {tokenizer.n_tokens} in --model-config or use "
+            "the model's own tokenizer"
         )
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -25,7 +27,7 @@ JOB = Path(__file__).parents[2] / "job"
 def cluster() -> Iterator[None]:
     import ray
 
-    temporary = tempfile.mkdtemp(prefix="r", dir="/tmp")  # short: Unix socket paths end at 107 characters
+    temporary = tempfile.mkdtemp(prefix="r")  # short: Unix socket paths end at 107 characters
     ray.init(
         address="local",
         num_cpus=2,
@@ -98,25 +100,16 @@ def test_mistake_found_in_a_task_is_the_users_message_without_rays(cluster: None
 def test_files_that_other_nodes_do_not_have_are_packed_on_the_drivers(
     cluster: None, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from dataclasses import replace
-
     from fsdp_job import prepare as module
 
     real = module.run_with_ray
 
-    def elsewhere(function: object, arguments: list[dict]) -> list:
+    def elsewhere(function: Callable[..., Any], arguments: list[dict[str, Any]]) -> list[Any]:
         """The tasks' node has no such folder, as where only the driver's node has the files."""
-        gone = [
-            {
-                **each,
-                "pieces": [
-                    replace(p, source=replace(p.source, location="/nowhere", relative="")) for p in each["pieces"]
-                ],
-            }
-            if "pieces" in each
-            else each
-            for each in arguments
-        ]
+        gone = []
+        for each in arguments:
+            pieces = [replace(p, source=replace(p.source, location="/nowhere")) for p in each.get("pieces", ())]
+            gone.append(each | ({"pieces": pieces} if pieces else {}))
         return real(function, gone)
 
     monkeypatch.setattr(module, "run_with_ray", elsewhere)

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -227,7 +228,7 @@ def test_data_that_changes_while_it_is_packed_is_refused(tmp_path: Path, monkeyp
     (tmp_path / "a.txt").write_text("some text to pack")
     real = module.tokenize_unit
 
-    def slow_writer(**arguments: object) -> object:
+    def slow_writer(**arguments: Any) -> object:
         part = real(**arguments)
         (tmp_path / "a.txt").write_text("other text came in")
         return part

@@ -16,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import boto3
 import numpy as np
@@ -93,7 +94,7 @@ def test_text_on_s3_is_packed_onto_s3_and_read_through_the_cache(bucket: str, te
         put(bucket, f"in/{path.name}", path.read_bytes())
     local = prepare(spec(text, str(tmp_path / "local"), tmp_path / "local"))
     remote = prepare(
-        spec(f"s3://{bucket}/in", f"s3://{bucket}/runs/one", tmp_path / "cache"), unit_bytes=5000, shard_bytes=3000
+        spec(f"s3://{bucket}/in", f"s3://{bucket}/runs/one", tmp_path / "cache"), unit_bytes=5000, shard_bytes=6000
     )
     assert remote.folder.startswith(f"s3://{bucket}/runs/one/packed/")
     assert first_tokens(remote) == first_tokens(local)
@@ -101,7 +102,7 @@ def test_text_on_s3_is_packed_onto_s3_and_read_through_the_cache(bucket: str, te
         key for key in keys(bucket, "runs/one/packed/staging") if not key.endswith("/")
     ]  # Arrow's folder marker
     cached = sorted(path.name for path in (tmp_path / "cache").rglob("*.npy"))
-    assert len(cached) > 10
+    assert len(cached) > 5
     assert cached == sorted(key.rsplit("/", 1)[-1] for key in keys(bucket) if key.endswith(".npy"))
     before = keys(bucket)
     assert prepare(spec(f"s3://{bucket}/in", f"s3://{bucket}/runs/one", tmp_path / "cache")) == remote
@@ -362,7 +363,7 @@ def test_preparer_that_comes_second_leaves_the_first_ones_result_alone(
     wanted = spec(text, str(tmp_path / "s"), tmp_path / "s")
     real, first = module._publish, []
 
-    def late(*arguments: object) -> object:
+    def late(*arguments: Any) -> object:
         monkeypatch.setattr(module, "_publish", real)
         first.append(prepare(wanted))
         return real(*arguments)
