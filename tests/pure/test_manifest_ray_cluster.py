@@ -196,11 +196,17 @@ def test_several_groups_add_their_gpus() -> None:
     assert cluster_facts(cluster_spec(workers=groups))["data"] == {"expected_gpus": str(2 * 4 + 3 * 8)}
 
 
-def test_the_job_learns_the_instance_type_gpus_per_node_and_default_storage() -> None:
+def test_a_worker_knows_its_instance_type_and_gpus_and_the_head_stays_independent_of_the_workers() -> None:
+    groups = (gpu_workers(), gpu_workers("p5.48xlarge", name="large"))
+    head, *workers = _pods(workers=groups)
+    facts = [(env_of(pod)["EKS_RAY_TRAIN_INSTANCE_TYPE"], env_of(pod)["EKS_RAY_TRAIN_GPUS_PER_NODE"]) for pod in workers]
+    assert facts == [("g6.12xlarge", "4"), ("p5.48xlarge", "8")]
+    assert head == _pods()[0]
+
+
+def test_all_pods_know_the_default_storage_and_the_region() -> None:
     for pod in _pods():
         env = env_of(pod)
-        assert env["EKS_RAY_TRAIN_INSTANCE_TYPE"] == "g6.12xlarge"
-        assert env["EKS_RAY_TRAIN_GPUS_PER_NODE"] == "4"
         assert env["EKS_RAY_TRAIN_STORAGE_PATH"] == "s3://bucket/ray-train"
         assert env["AWS_REGION"] == "us-east-2"
 

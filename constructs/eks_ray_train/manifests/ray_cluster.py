@@ -147,9 +147,6 @@ def ray_cluster_spec(spec: RayClusterSpec, *, label: str) -> dict[str, Any]:
         fsx_claim=spec.fsx_claim,
         extra_env=spec.extra_env,
     )
-    head_facts: dict[str, str] = {}
-    if len({(group.instance_type, group.pod.gpus) for group in spec.workers}) == 1:
-        head_facts = _worker_facts(spec.workers[0])
     return {
         "rayVersion": spec.ray_version,
         "authOptions": {"mode": "token"},
@@ -161,7 +158,6 @@ def ray_cluster_spec(spec: RayClusterSpec, *, label: str) -> dict[str, Any]:
                 size=spec.head,
                 node_selector=spec.head_node_selector,
                 taints=spec.head_taints,
-                worker_facts=head_facts,
             ),
         },
         "workerGroupSpecs": [_worker_group(spec, parts, group) for group in spec.workers],

@@ -63,14 +63,14 @@ def head_pod(
     size: PodSize,
     node_selector: Mapping[str, str],
     taints: Sequence[Taint],
-    worker_facts: Mapping[str, str],
 ) -> dict[str, Any]:
-    """The head's pod template: driver and Ray's own services, no accelerator.
+    """The head's pod template: driver and Ray's own services, no accelerator, and nothing that depends on the workers, so that
+    one more worker group does not change it.
 
     ``NVIDIA_VISIBLE_DEVICES=void`` since the image says ``all``: where the default container runtime is NVIDIA's, a pod
     without a GPU request would see every GPU of a GPU node, and fail to start on a node without any.
     """
-    env = {"NVIDIA_VISIBLE_DEVICES": "void", **worker_facts}
+    env = {"NVIDIA_VISIBLE_DEVICES": "void"}
     ports = (
         ("gcs", names.GCS_PORT),
         ("dashboard", names.DASHBOARD_PORT),
