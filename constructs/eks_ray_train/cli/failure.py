@@ -76,12 +76,19 @@ class FailureFinder:
         return f"{self._who(line)} raised first: {lines[-1]}\n{_indent(lines)}"
 
     def _first(self) -> tuple[Line, list[str]] | None:
-        workers = [item for item in self._found if item[0].pid is not None]
-        for group in (workers, self._found):
-            real = [item for item in group if not ECHO.search(item[1][-1])]
-            if real:
-                return real[0]
-        return self._found[0] if self._found else None
+        """The first exception that is no echo: of a rank, else of a Train worker, the driver, any process of Ray's."""
+        kinds = (
+            lambda line: self._rank_of(line) is not None,
+            lambda line: line.actor is not None and "TrainWorker" in line.actor,
+            lambda line: line.pid is None,
+            lambda line: True,
+        )
+        for echo in (False, True):
+            for kind in kinds:
+                for line, trace in self._found:
+                    if kind(line) and (echo or not ECHO.search(trace[-1])):
+                        return line, trace
+        return None
 
     def _rank_of(self, line: Line) -> int | None:
         if line.pid is None:

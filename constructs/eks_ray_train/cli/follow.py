@@ -134,6 +134,6 @@ class _Watch:
                 f"the cluster has not answered for {away:.0f} s, so what became of job {self._job_id} is unknown ({error}). "
                 f"It may be running still: `eks-ray-train status {self._job_id}`"
             ) from error
-        if away > 5 and not self._told:
+        if away > 3 and not self._told:
             self._told = True
             self._notice(f"the dashboard does not answer ({error}); trying again for {self._lost_after_s:.0f} s")

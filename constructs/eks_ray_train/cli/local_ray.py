@@ -187,6 +187,8 @@ class LocalCluster:
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN": self.token,
             "RAY_TMPDIR": str(node.folder),
+            # Else parts of Ray Train look for "the" cluster of this machine, and fail where there is another one.
+            "RAY_ADDRESS": self.gcs_address,
             "RAY_USAGE_STATS_ENABLED": "0",
             "RAY_TRAIN_ENABLE_PRINT_PATCH": "0",
             # Gloo would look its address up by the machine's name, which need not resolve.

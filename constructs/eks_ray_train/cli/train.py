@@ -1,0 +1,196 @@
+"""``eks-ray-train train``: the whole way on this machine. A local Ray cluster, the job submitted to it as on EKS, resumed once."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .connect import Target
+    from .local_ray import LocalCluster
+    from .runs import RunResult
+
+JOB_ARGUMENTS = "unknown"
+STEPS = 80
+WORKERS = 2
+TEXT_BYTES = 8 * 1024**2
+# What the job is given unless the user says otherwise (later words win).
+DEFAULTS = (
+    "--model-config=configs/qwen2-tiny.json", "--tokenizer=bytes", "--seq_len=128", "--batch_size=4", "--learning_rate=2e-3",
+    "--warmup-lr-steps=10", "--warmup_steps=3",
+)  # fmt: skip
+
+DESCRIPTION = """\
+Start a Ray cluster on this machine that is shaped like the deployed one (a head without accelerators, two worker nodes),
+submit job/ to it through the code that `submit` uses, train, resume in a second submission, judge, write a report.
+Flags that are not listed here go to the job: --steps 200, --batch_size 8 …
+"""
+EXAMPLES = """\
+examples:
+  eks-ray-train train
+  eks-ray-train train --steps 200 --sharding hybrid
+  eks-ray-train train --keep-running          leaves the cluster up until Ctrl-C, to submit to it
+"""
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """The command's flags; all others are the job's."""
+    parser = subparsers.add_parser(
+        "train", help="train and resume job/ on a Ray cluster on this machine", description=DESCRIPTION, epilog=EXAMPLES,
+        usage="eks-ray-train train [--keep-running] [--report FILE] [flags of train.py]",
+    )  # fmt: skip
+    parser.add_argument("--keep-running", action="store_true", help="leave the local cluster up until Ctrl-C")
+    parser.add_argument("--report", type=Path, metavar="FILE", help="where the JSON report goes (default: in the run's folder)")
+    parser.add_argument("--out", type=Path, default=Path(".demo"), metavar="DIR", help="folder of runs (default: .demo)")
+    parser.add_argument("--job-dir", type=Path, default=Path("job"), metavar="DIR", help="the job's folder (default: job)")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Train and resume. Exit code: the worse one of both runs (0, 3 or 4)."""
+    import json
+    import time
+
+    from .connect import connect
+    from .local_ray import LocalCluster
+    from .package_dir import build_package
+    from .runs import new_submission_id
+
+    package = build_package(args.job_dir)
+    name = new_submission_id("demo")
+    folder = args.out.absolute() / name
+    job_args = list(DEFAULTS)
+    if not _given(args.job_args, "--dataset"):
+        job_args.append(f"--dataset={write_text(folder / 'text')}")
+    job_args += [f"--storage-path={folder / 'checkpoints'}", f"--run-name={name}", *args.job_args]
+
+    began = time.monotonic()
+    print("starting Ray on this machine: a head without CPUs and two worker nodes", file=sys.stderr, flush=True)
+    with LocalCluster(workers=WORKERS, env={"EKS_RAY_TRAIN_CACHE_DIR": str(folder / "cache")}) as cluster:
+        print(f"Ray is up at {cluster.address} after {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
+        with connect(cluster.address, token=cluster.token) as target:
+            results = train_and_resume(target, job_args, package=package, name=name, as_json=args.json)
+        document = report(results, folder, args.report)
+        if args.json:
+            print(json.dumps(document), flush=True)
+        if args.keep_running:
+            _keep(cluster)
+    return int(document["exit_code"])
+
+
+def train_and_resume(
+    target: Target, job_args: list[str], *, package: Any, name: str, as_json: bool
+) -> list[RunResult]:
+    """Two submissions of the same run: three quarters of the steps, then the rest from the checkpoint."""
+    from eks_ray_train.errors import UsageError
+
+    from .run_view import RunView
+    from .runs import RunRequest, _flag_value, follow_run, make_judge, submit_run, tell_result
+
+    text = _flag_value(job_args, "--steps") or str(STEPS)
+    if not text.isdigit() or int(text) < 2:
+        raise UsageError(f"--steps must be at least 2 here (some to train, the rest to resume), got {text}")
+    total = int(text)
+    results: list[RunResult] = []
+    for part, steps in (("train", max(1, total * 3 // 4)), ("resume", total)):
+        request = RunRequest(job_args=[*job_args, f"--steps={steps}"], package=package, expect="none")
+        submission_id = f"{name}-{part}"
+        what = f"train to step {steps}" if part == "train" else f"resume in a new submission, to step {steps}"
+        print(f"\n{what}", file=sys.stderr, flush=True)
+        submit_run(target, request, submission_id=submission_id, tell=sys.stderr)
+        judge = make_judge(target, request)
+        view = RunView(out=sys.stderr if as_json else sys.stdout, judge=judge)
+        result = follow_run(target, request, submission_id=submission_id, view=view, judge=judge)
+        tell_result(result, sys.stderr)
+        results.append(result)
+        if result.exit_code or result.detached:
+            break
+    return results
+
+
+def report(results: list[RunResult], folder: Path, copy: Path | None) -> dict[str, Any]:
+    """Write the report of both runs; returns its document. Raises JobFailedError where the second run did not resume."""
+    from eks_ray_train.errors import ExitCode, JobFailedError
+
+    from .run_report import write_reports
+
+    code = max((int(result.exit_code) for result in results), default=0)
+    records = [result.record for result in results]
+    first, last = records[0].steps[:1], records[-1].steps[-1:]
+    document: dict[str, Any] = {
+        **results[-1].to_json(),
+        "exit_code": code,
+        "submissions": [result.submission_id for result in results],
+        "first_loss": first[0]["loss"] if first else None,
+        "trained_steps": records[0].steps_done,
+        "resumed_from_step": records[-1].restarts[0].get("step") if len(results) > 1 and records[-1].restarts else None,
+        "wall_time_s": sum(result.info.seconds or 0.0 for result in results),
+        "folder": str(folder),
+    }
+    names = ["train", "resume"]
+    page = write_reports(folder, document, list(zip(names, records, strict=False)), title="Local training run")
+    if copy is not None:
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        copy.write_bytes((folder / "report.json").read_bytes())
+    if code == ExitCode.OK and len(results) > 1 and document["resumed_from_step"] != document["trained_steps"]:
+        raise JobFailedError(
+            f"the second submission did not go on from step {document['trained_steps']} "
+            f"(it said {document['resumed_from_step']}); see {folder / 'report.json'}"
+        )
+    if first and last:
+        print(
+            f"loss {first[0]['loss']:.3f} at step {first[0]['step']} -> {last[0]['loss']:.3f} at step {last[0]['step']}"
+            + (f", resumed at step {document['resumed_from_step']}" if document["resumed_from_step"] is not None else ""),
+            file=sys.stderr,
+        )
+    print(f"report: {page} (numbers: {folder / 'report.json'})", file=sys.stderr, flush=True)
+    return document
+
+
+def write_text(folder: Path, *, limit_bytes: int = TEXT_BYTES) -> Path:
+    """Real text that every machine with Python has: the sources of its standard library, one document a file, as JSON lines.
+
+    Sorted by name, so the same Python gives the same data. Raises UsageError where there are none.
+    """
+    import json
+    import sysconfig
+
+    from eks_ray_train.errors import UsageError
+
+    library = Path(sysconfig.get_paths()["stdlib"])
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "python-stdlib.jsonl"
+    written = 0
+    with path.open("w", encoding="utf-8") as out:
+        for source in sorted(library.rglob("*.py")):
+            if {"site-packages", "test", "tests", "idlelib"} & set(source.relative_to(library).parts):
+                continue
+            text = source.read_text(encoding="utf-8", errors="replace")
+            if written + len(text) > limit_bytes:
+                break
+            if text.strip():
+                out.write(json.dumps({"text": text}) + "\n")
+                written += len(text)
+    if not written:
+        raise UsageError(f"this Python has no sources of its standard library in {library}; give the job --dataset FILE")
+    print(f"text: {written / 1024**2:.1f} MiB of Python's standard library ({path})", file=sys.stderr, flush=True)
+    return path
+
+
+def _given(words: list[str], flag: str) -> bool:
+    return any(word.partition("=")[0].replace("_", "-") == flag for word in words)
+
+
+def _keep(cluster: LocalCluster) -> None:
+    import threading
+
+    print(
+        f"\nthe cluster stays up until Ctrl-C; in another terminal:\n  export RAY_AUTH_TOKEN={cluster.token}\n"
+        f"  eks-ray-train submit --address {cluster.address} -- --steps 5",
+        file=sys.stderr, flush=True,
+    )  # fmt: skip
+    try:
+        threading.Event().wait()
+    except KeyboardInterrupt:
+        print("stopping", file=sys.stderr)
