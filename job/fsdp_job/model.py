@@ -87,6 +87,9 @@ def load_config(cfg: JobConfig) -> Any:
     source = cfg.model_config or cfg.effective_model_id or ""
     if cfg.model_config:
         path = Path(cfg.model_config)
+        if not path.exists() and not path.is_absolute():
+            # Ray Train moves its workers to a folder of their own; beside the job's code the file is on every node.
+            path = Path(__file__).resolve().parent.parent / path
         path = path / "config.json" if path.is_dir() else path
         if not path.is_file():
             raise ModelError(f"--model-config: no such file: {path}")
