@@ -7,16 +7,18 @@ import json
 from datetime import timedelta
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from eks_ray_train.capacity.find import GOOD, Candidate, Market, Verdict, find, probe, rank, with_market
-from eks_ray_train.capacity.model import EXCLUDED_ZONE_IDS, Need, Reservation, Zone
+from eks_ray_train.capacity.handler import answer
+from eks_ray_train.capacity.model import EXCLUDED_ZONE_IDS, CapacityError, Need, Reservation, Zone
 from eks_ray_train.capacity.quota import FAMILIES, read_quota, used_vcpus
 from eks_ray_train.capacity.report import REASON_BYTES, Rank, Row, fit, reason
 from eks_ray_train.capacity.reservations import Owner
 from tests.fake_ec2 import ACCOUNT, START, VCPUS, World, client_error
-from tests.fake_stack import STACK_ID, FakeStack
+from tests.fake_stack import STACK_ID, FakeStack, properties
 
 NEED = Need(instance_type="g6.12xlarge", nodes=2, vcpus_per_node=48, quota_code="L-DB2E81BA")
 KINDS = sorted(VCPUS)
@@ -196,6 +198,30 @@ def test_throttling_backs_off_and_goes_on() -> None:
     world = World(errors={"CreateCapacityReservation": [client_error("RequestLimitExceeded")] * 3})
     assert FakeStack(world).create().ok
     assert world.now - START > timedelta(seconds=1)
+
+
+def test_a_policy_that_is_not_in_force_yet_is_waited_for() -> None:
+    denied = client_error("UnauthorizedOperation")
+    assert FakeStack(World(errors={"CreateCapacityReservation": [denied] * 3})).create().ok
+    claim = FakeStack(World(errors={"CreateCapacityReservation": denied})).create()
+    assert not claim.ok and "allow ec2:CreateCapacityReservation" in claim.reason
+
+
+def test_no_further_zone_is_tried_when_the_function_is_about_to_be_killed() -> None:
+    world = World(free={("usw2-az1", "g6.12xlarge"): 0})
+    aws = world.aws(deadline=START + timedelta(seconds=65))
+    world.create_error = {"usw2-az1": ("RequestLimitExceeded", "slow down")}
+    world.seconds_per_call = 3.0
+    event = {
+        "RequestType": "Create",
+        "ResourceType": "Custom::CapacityClaim",
+        "RequestId": "r",
+        "StackId": STACK_ID,
+        "LogicalResourceId": "Claim",
+        "ResourceProperties": properties(world),
+    }
+    with pytest.raises(CapacityError, match="not tried: out of time"):
+        answer(event, aws)
 
 
 def test_pending_is_polled_until_it_is_active_or_failed() -> None:

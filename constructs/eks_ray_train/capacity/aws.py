@@ -96,6 +96,8 @@ _TRANSIENT = frozenset(
         "ServiceException",
     }
 )
+#: Less than this before the process is killed, and nothing is tried again: the clean-up needs the time.
+_LAST_SECONDS = 45
 AWS_ERRORS = (ClientError, BotoCoreError)
 
 
@@ -158,7 +160,8 @@ class Aws:
                 answer: Answer = method(**kwargs)
                 return answer
             except AWS_ERRORS as error:
-                if refusal_of(error) not in (Refusal.THROTTLED, Refusal.UNREACHABLE) or attempt == self.attempts:
+                transient = refusal_of(error) in (Refusal.THROTTLED, Refusal.UNREACHABLE)
+                if not transient or attempt == self.attempts or self.seconds_left() < _LAST_SECONDS:
                     raise
             self.sleep(random.uniform(0, min(8.0, 0.4 * 2**attempt)))
         raise AssertionError("unreachable")

@@ -36,7 +36,8 @@ def answer_claim(event: Mapping[str, Any], aws: Aws) -> Result:
             raise error if isinstance(error, CapacityError) else CapacityError(fit(error_text(error))) from error
         log("kept", reason=f"rolling back: {error}")
         result = _as_before(request, aws, error)
-    left = sweep(aws, request.owner, holds=None, keep=keep | {result["PhysicalResourceId"]})
+    spent = request.old is not None or request.wish.mode in (Mode.PROBE, Mode.HOLD)
+    left = sweep(aws, request.owner, holds=None, keep=keep | {result["PhysicalResourceId"]}) if spent else []
     log("claim", result=result, left=left)
     return result
 

@@ -57,7 +57,7 @@ def _boto_clients() -> tuple[Any, Any, Any]:
     from botocore.config import Config
 
     # Our own retries (aws.Aws.call) know the deadline; botocore's would hide the time they take.
-    config = Config(connect_timeout=5, read_timeout=30, retries={"total_max_attempts": 2, "mode": "standard"})
+    config = Config(connect_timeout=5, read_timeout=20, retries={"total_max_attempts": 1, "mode": "standard"})
     return tuple(boto3.client(name, config=config) for name in ("ec2", "service-quotas", "cloudformation"))  # type: ignore[return-value]
 
 

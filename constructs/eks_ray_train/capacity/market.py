@@ -96,4 +96,4 @@ def block_offers(aws: Aws, need: Need, hours: int) -> list[BlockOffer]:
 def enabled_regions(aws: Aws, ec2: Ec2Client) -> list[str]:
     """Regions that the account has enabled."""
     found: Iterable[Any] = aws.call(ec2.describe_regions)["Regions"]
-    return sorted(region["RegionName"] for region in found)
+    return sorted(region["RegionName"] for region in found if region.get("OptInStatus") != "not-opted-in")
