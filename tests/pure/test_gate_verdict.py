@@ -111,9 +111,10 @@ def test_pods_of_one_host_name_are_told_apart_by_address() -> None:
 
 
 def test_lines_with_and_without_ray_prefix_are_one_node_not_two() -> None:
-    lines = ["(RayTrainWorker pid=100, ip=10.0.0.1) " + GOOD[0], *GOOD[1:3]]
-    answer = verdict(lines, nodes=2)
-    assert (answer.outcome, len(answer.nodes), answer.ranks_seen) == ("pass", 1, 1)
+    lines = ["(RayTrainWorker pid=100, ip=10.0.0.1) " + GOOD[0], *GOOD[1:]]
+    lines += ["(RayTrainWorker pid=200, ip=10.0.0.2) " + line for line in GOOD[3:]]
+    answer = verdict(lines)
+    assert (answer.outcome, len(answer.nodes), answer.nodes_seen, answer.ranks_seen) == ("pass", 2, 2, 2)
     assert verdict(lines, nodes=3).outcome == "fail"
 
 

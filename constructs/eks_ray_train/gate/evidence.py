@@ -67,11 +67,12 @@ class RankEvidence:
     """From "Using network" and "Assigned NET plugin"."""
     initialized: set[Net] = field(default_factory=set)
     """From "Initialized NET plugin": weaker, since a plugin that starts may still not be chosen."""
-    channels: dict[Net, int] = field(default_factory=dict)
-    """Channels that cross the network, by its name."""
+    channels: set[Net] = field(default_factory=set)
+    """What its channels between nodes go over."""
     foreign_names: set[str] = field(default_factory=set)
-    local_channels: int = 0
-    gdr_channels: int = 0
+    local_channels: bool = False
+    gdr_channels: bool = False
+    """Some channel over Libfabric uses GPUDirect RDMA."""
     nics: set[int] = field(default_factory=set)
     hints: set[Net] = field(default_factory=set)
     """What is left when nothing stronger is shown: "No plugin found", "NET/Socket : Using"."""
@@ -106,10 +107,6 @@ class RankEvidence:
         return bool(self.channels or self.local_channels or self.cut_channel)
 
     @property
-    def net_channels(self) -> int:
-        return sum(self.channels.values())
-
-    @property
     def strong(self) -> bool:
         """A whole line about this rank's network was seen."""
         return bool(self.channels or self.networks or self.initialized or self.providers)
@@ -118,20 +115,17 @@ class RankEvidence:
     def settled(self) -> bool:
         """Nothing that a broken-off line of this rank could have said would be news."""
         net = bool(self.channels or self.networks)
-        return net and (bool(self.providers) or Net.OFI not in (set(self.channels) | self.networks))
+        return net and (bool(self.providers) or Net.OFI not in (self.channels | self.networks))
 
     def absorb(self, other: RankEvidence) -> None:
         """Take over what another record says of the same process (its lines came with and without Ray's prefix)."""
         self.host, self.ip = self.host or other.host, self.ip or other.ip
         self.rank = self.rank if self.rank is not None else other.rank
         self.comm_ranks = max((c for c in (self.comm_ranks, other.comm_ranks) if c), default=None)
-        for name in ("providers", "networks", "initialized", "foreign_names", "nics", "hints"):
+        for name in ("providers", "networks", "initialized", "channels", "foreign_names", "nics", "hints"):
             getattr(self, name).update(getattr(other, name))
-        for net, count in other.channels.items():
-            self.channels[net] = self.channels.get(net, 0) + count
-        for name in ("local_channels", "gdr_channels", "statements"):
-            setattr(self, name, getattr(self, name) + getattr(other, name))
-        for name in ("ofi_seen", "plugin_failed", "cut", "cut_bare", "cut_channel"):
+        self.statements += other.statements
+        for name in ("local_channels", "gdr_channels", "ofi_seen", "plugin_failed", "cut", "cut_bare", "cut_channel"):
             setattr(self, name, getattr(self, name) or getattr(other, name))
         for kind, count in other.repeats.items():
             self.repeats[kind] = self.repeats.get(kind, 0) + count
@@ -147,7 +141,7 @@ class RankEvidence:
 
     def transport(self, providers_of_node: set[str]) -> Transport:
         """This rank's transport; where it is on Libfabric and never names its provider, by ``providers_of_node``."""
-        said = set(self.channels) | self.networks
+        said = self.channels | self.networks
         if len(said) > 1:
             return Transport.MIXED
         said = said or self.initialized
@@ -191,8 +185,8 @@ class Evidence:
     """All that is known about one run."""
 
     ranks: list[RankEvidence] = field(default_factory=list)
-    lines: int = 0
-    nccl_lines: int = 0
+    nccl_lines: bool = False
+    """Whether any line carries NCCL's name at all."""
     single_node_comms: int = 0
     multi_node_comms: int = 0
     ray_workers: set[tuple[str, int]] = field(default_factory=set)

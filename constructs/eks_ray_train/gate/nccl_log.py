@@ -1,7 +1,7 @@
 """Streaming parser of NCCL, aws-ofi-nccl and libfabric log lines: lines in, :class:`Evidence` out.
 
 Memory grows with the number of processes that speak, never with the number of lines. Most of a big log is channel
-lines that differ only in numbers, so a line whose prefix and network were seen before is only counted.
+lines that differ only in the numbers of channels and ranks: one whose process and network were seen before says nothing new.
 """
 
 from __future__ import annotations
@@ -21,8 +21,10 @@ _AGAINST = re.compile(
 )
 _ZEROS = bytes.maketrans(b"123456789", b"000000000")
 _CUT_END = re.compile(rb"[A-Za-z>\d]:\d+:\d*(?: (?:\[\d*\]? ?N?C?C?L?)?)?$")
-_CUT_LAST = frozenset(b"0123456789:[] NCL")
-_MEMO_MARK = b"NCCL INFO Channel "
+_CUT_LAST = {bytes([byte]) for byte in b"0123456789:[] NCL"}
+_CHANNEL_MARK = b"NCCL INFO Channel "
+_CHANNEL_CHARS = 120
+"""From that mark to " via ": longer is no channel line, or two that ran into each other."""
 _VIA = b" via "
 _WRAPPED = b'{"log":'
 
@@ -58,8 +60,8 @@ class LogParser:
 
     def __init__(self) -> None:
         self._ranks: dict[tuple[str | None, str | None, int | None], RankEvidence] = {}
-        self._memo: dict[bytes, tuple[RankEvidence, Net | None, bool]] = {}
-        self._heads: set[bytes] = set()
+        self._seen: set[bytes] = set()
+        self._heads = {b""}
         self._out = Evidence()
 
     def feed(self, line: str | bytes, identity: Identity | None = None) -> None:
@@ -82,62 +84,52 @@ class LogParser:
         return self._out
 
     def _feed_lines(self, lines: Iterable[bytes], identity: Identity | None) -> None:
-        memo = self._memo
-        out = self._out
+        seen: set[bytes] = self._seen if identity is None else set()
+        heads = self._heads
         for line in lines:
-            if not line:
-                continue
-            out.lines += 1
-            if line.startswith(_WRAPPED):
-                line = _unwrapped(line)
-            at = line.find(b"NCCL")
-            if at < 0:
-                self._without_marker(line, identity)
-                continue
-            out.nccl_lines += 1
-            key = None
-            if identity is None and line.startswith(_MEMO_MARK, at):
+            # Written out and in this order, since it runs for every line of gigabytes.
+            at = line.rfind(_CHANNEL_MARK)
+            if at >= 0:
                 via = line.rfind(_VIA, at)
-                if via > 0 and len(line) < 600 and line.find(b"NCCL", at + 4) < 0:
-                    key = line[:at] + line[via:]
-                    known = memo.get(key)
-                    if known is None:
-                        key = _without_clock(line, at) + line[via:]
-                        known = memo.get(key)
-                    if known is not None:
-                        rank, net, gdr = known
-                        if net is None:
-                            rank.local_channels += 1
-                        else:
-                            rank.channels[net] += 1
-                            rank.gdr_channels += gdr
-                        continue
-            self._parse(line, identity, key)
+                if 0 < via - at < _CHANNEL_CHARS and line[:at] + line[via:] in seen:
+                    continue
+                self._channel(line, at, via, identity)
+            elif (
+                b"NCCL" in line or b"NET" in line or b"Using network" in line or b"Channel " in line or b" via " in line
+            ):
+                self._parse(_unwrapped(line) if line.startswith(_WRAPPED) else line, identity)
+                self._note_speaker(line)
+            elif line[: line.find(b")") + 1] not in heads or line[-1:] in _CUT_LAST or line[:1] == b"[":
+                self._plain(line, identity)
 
-    def _without_marker(self, line: bytes, identity: Identity | None) -> None:
-        """Most lines of a log: the program's own. Three kinds matter: bare NCCL text, cut prefixes, Ray's prefix."""
+    def _channel(self, line: bytes, at: int, via: int, identity: Identity | None) -> None:
+        """A channel line that is not known by its head and tail: perhaps without its time, else a new one."""
+        key = None
+        if identity is None and 0 < via - at < _CHANNEL_CHARS and not line.startswith(_WRAPPED):
+            key = _without_clock(line, at) + line[via:]
+            if key in self._seen:
+                return
+        kind = self._parse(_unwrapped(line) if line.startswith(_WRAPPED) else line, identity)
+        self._note_speaker(line)
+        if key is not None and kind in (Kind.NET_CHANNEL, Kind.LOCAL_CHANNEL):
+            if len(self._seen) > _MEMO_MAX:
+                self._seen.clear()
+            self._seen.add(key)
+
+    def _plain(self, line: bytes, identity: Identity | None) -> None:
+        """A line of the program's own: it may be one of NCCL's that broke off early, and it may show that a worker lives."""
         size = len(line)
-        if (  # written out, since this runs for every line of the program's own
-            b"NET" in line
-            or b"Using network" in line
-            or b"Channel " in line
-            or b" via " in line
-            or size > HEAD_BYTES
-            or (
-                line[-1] in _CUT_LAST
-                and line.count(b":", max(0, size - 40)) > 1
-                and _CUT_END.search(line, max(0, size - 60))
-            )
+        if size > HEAD_BYTES or (
+            line[-1:] in _CUT_LAST
+            and line.count(b":", max(0, size - 40)) > 1
+            and _CUT_END.search(line, max(0, size - 60))
         ):
-            self._parse(line, identity, None)
-        if line[0] == 0x5B:  # "[": mpirun's [1,7]<stdout>:
-            self._note_speaker(line[: line.find(b">", 0, 60) + 1])
-        close = line.find(b")", 0, 200)
-        if close > 0:
-            self._note_speaker(line[: close + 1])
+            self._parse(line, identity)
+        self._note_speaker(line)
 
-    def _note_speaker(self, head: bytes) -> None:
+    def _note_speaker(self, line: bytes) -> None:
         """Remember which workers print anything at all: one that prints but shows no network is not to be overlooked."""
+        head = line[: line.find(b")", 0, 200) + 1] or line[: line.find(b">", 0, 60) + 1]
         if head in self._heads or not (b"TrainWorker" in head or b"]<std" in head):
             return
         prefix = read_prefix(strip_colour(head + b" "))
@@ -147,24 +139,24 @@ class LogParser:
             self._out.ray_workers.add((prefix.ip, prefix.pid))
         if len(self._heads) > _MEMO_MAX:
             self._heads.clear()
-        self._heads.add(head)
+        self._heads |= {head, b""}
 
-    def _parse(self, line: bytes, identity: Identity | None, key: bytes | None) -> None:
+    def _parse(self, line: bytes, identity: Identity | None) -> Kind | None:
+        """Read one line into the evidence; returns what it says."""
+        if b"NCCL" in line:
+            self._out.nccl_lines = True
         said = parse(line[:HEAD_BYTES])
         if len(line) > HEAD_BYTES and (late := _AGAINST.search(line, HEAD_BYTES)):
             net = Net.IB if late[0].endswith((b"IB", b"IB to comm")) else Net.SOCKET
             self._against(net, late[0].decode("ascii", "replace"))
         if said is None:
-            return
+            return None
         rank = self._rank(said, identity)
         if rank is None:
             self._out.overflow += 1
-            return
+            return None
         self._apply(said, rank, line)
-        if key is not None and said.kind in (Kind.NET_CHANNEL, Kind.LOCAL_CHANNEL):
-            if len(self._memo) > _MEMO_MAX:
-                self._memo.clear()
-            self._memo[key] = (rank, said.net if said.kind is Kind.NET_CHANNEL else None, said.gdr)
+        return said.kind
 
     def _rank(self, said: Parsed, identity: Identity | None) -> RankEvidence | None:
         if identity is not None:
@@ -213,7 +205,7 @@ class LogParser:
             elif said.nodes is not None:
                 self._out.multi_node_comms += 1
         elif kind is Kind.LOCAL_CHANNEL:
-            rank.local_channels += 1
+            rank.local_channels = True
         elif kind is Kind.FOREIGN:
             rank.networks.add(Net.FOREIGN)
             if len(rank.foreign_names) < 5:
@@ -228,9 +220,9 @@ class LogParser:
         elif net is not None:
             if kind is Kind.NET_CHANNEL:
                 first = net not in rank.channels
-                rank.channels[net] = rank.channels.get(net, 0) + 1
-                rank.gdr_channels += said.gdr
-                if not first and net is Net.OFI:
+                rank.channels.add(net)
+                rank.gdr_channels |= said.gdr
+                if not first:
                     return
             elif kind is Kind.NETWORK:
                 rank.networks.add(net)

@@ -23,8 +23,9 @@ class Node:
         return self.name or "(no host named)"
 
     @property
-    def net_channels(self) -> int:
-        return sum(rank.net_channels for rank in self.ranks)
+    def net_channels(self) -> bool:
+        """Whether some channel leaves the node."""
+        return any(rank.channels for rank in self.ranks)
 
     @property
     def has_channels(self) -> bool:

@@ -126,9 +126,7 @@ def nothing_shown(evidence: Evidence, nodes: list[Node], shown: Transport) -> st
             line,
             "check that the job really had workers on several nodes (--num_workers, gpu_node_count)",
         )
-    nameless = next(
-        (node for node in nodes for rank in node.ranks if Net.OFI in rank.networks | set(rank.channels)), None
-    )
+    nameless = next((node for node in nodes for rank in node.ranks if Net.OFI in rank.networks | rank.channels), None)
     if nameless:
         return _with(nameless.label, _NO_PROVIDER, _first(*(rank.lines for rank in nameless.ranks)), _SUBSYS)
     speaking = next((node for node in nodes if _errors(node.ranks)), None)

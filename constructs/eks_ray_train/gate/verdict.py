@@ -175,7 +175,7 @@ class _Case:
         if not self.crossing and (one_node or any(rank.has_channels for rank in self.ranks)):
             return Transport.NONE
         kinds = _kinds(self.nodes)
-        nets = {net for rank in self.ranks for net in rank.networks | set(rank.channels)}
+        nets = {net for rank in self.ranks for net in rank.networks | rank.channels}
         if Net.FOREIGN in nets:
             return Transport.MIXED if kinds else Transport.UNKNOWN
         if Net.OFI in nets and len(nets) > 1:
@@ -281,7 +281,7 @@ class _Case:
     def check_fabric(self) -> None:
         for node in self.nodes:
             if self.fabric.gpudirect_rdma:
-                without: list[RankEvidence] = [r for r in node.ranks if r.channels.get(Net.OFI) and not r.gdr_channels]
+                without: list[RankEvidence] = [r for r in node.ranks if Net.OFI in r.channels and not r.gdr_channels]
                 if without:
                     self.of_node[node].append(say.no_gdrdma(node, without[0]))
             nics = {count for rank in node.ranks for count in rank.nics}
