@@ -89,7 +89,7 @@ def test_hold_of_zero_nodes_is_let_go_and_made_anew_later() -> None:
 
 
 def test_a_zone_change_while_nodes_live_is_an_error_that_says_what_to_do() -> None:
-    for mode in ("probe", "hold"):
+    for mode in ("probe", "hold", "none"):
         stack = FakeStack(World())
         stack.create(Capacity=mode)
         moved = stack.update(PreferredZone="us-west-2b")
@@ -125,6 +125,15 @@ def test_reservation_answers_with_the_given_id_and_its_zone() -> None:
     assert (claim.data["ReservationId"], claim.data["ZoneName"]) == (rid, "us-west-2b")
     assert claim.physical_id != rid, "Delete would cancel the user's reservation"
     assert stack.delete() and world.reservations[0]["State"] == "active"
+
+
+def test_reservation_is_no_way_round_a_zone_that_takes_no_nodes() -> None:
+    world = World(offers={"g6.12xlarge": {"usw2-az2"}})
+    rid = world.add_reservation(zone_id="usw2-az2")["CapacityReservationId"]
+    stack = FakeStack(world)
+    told = properties(world, Capacity="reservation", ReservationId=rid, Zones=["us-west-2a"], SubnetIds=["subnet-a"])
+    for kind in ("CapacityProbe", "CapacityClaim"):
+        assert not stack.send(f"Create {kind}", kind, "", told).ok
 
 
 def test_reservation_in_use_by_our_nodes_needs_only_the_missing_slots() -> None:

@@ -15,7 +15,7 @@ from .offers import availability_zones
 from .prove import Field, first_reserved, none_usable, open_zone, prove, survey
 from .report import fit
 from .request import HOLD_PREFIX, Request, owner_of, plain_id, zone_of
-from .reservations import Purpose, cancel, log, read, sweep
+from .reservations import Owner, Purpose, cancel, log, read, sweep
 from .stack import rolling_back
 
 Result = dict[str, Any]
@@ -47,10 +47,7 @@ def _release(event: Mapping[str, Any], aws: Aws) -> Result:
     owner, physical_id = owner_of(event), str(event.get("PhysicalResourceId", ""))
     if physical_id.startswith(HOLD_PREFIX):
         try:
-            # Looked at first, so that nothing but our own is cancelled. Where EC2 does not answer, the function's
-            # permission, which asks for our tag, is the guard.
-            held = _read_or_none(aws, physical_id)
-            if held is None or owner.owns(held):
+            if _may_be_ours(aws, owner, physical_id):
                 cancel(aws, physical_id)
         except AWS_ERRORS as error:
             log("left-behind", reservation=physical_id, error=error_text(error))
@@ -60,11 +57,14 @@ def _release(event: Mapping[str, Any], aws: Aws) -> Result:
     return {"PhysicalResourceId": physical_id}
 
 
-def _read_or_none(aws: Aws, reservation_id: str) -> Reservation | None:
+def _may_be_ours(aws: Aws, owner: Owner, reservation_id: str) -> bool:
+    """Looked at first, so that nothing but our own is cancelled. Where EC2 does not answer, the function's permission,
+    which asks for our tag, is the guard."""
     try:
-        return read(aws, reservation_id)
+        held = read(aws, reservation_id)
     except AWS_ERRORS:
-        return None
+        return True
+    return held is not None and owner.owns(held)
 
 
 def _claim(request: Request, aws: Aws) -> Result:
@@ -76,10 +76,10 @@ def _claim(request: Request, aws: Aws) -> Result:
     ground = read_ground(request, aws)
     if ground.zone is not None and ground.live and ground.zone.zone_id not in {z.zone_id for z in field.usable}:
         raise _move_with_nodes(ground, wish.need.instance_type, names)
-    if wish.mode in (Mode.RESERVATION, Mode.BLOCK):
-        return _reserved(request, aws, field, ground)
     if not field.usable:
         raise none_usable(wish.need, names, field)
+    if wish.mode in (Mode.RESERVATION, Mode.BLOCK):
+        return _reserved(request, aws, field, ground)
     if ground.zone is not None and any(z.zone_id == ground.zone.zone_id for z in field.usable):
         field = Field(usable=(ground.zone,), rows=field.rows, offering=field.offering)
     return _held(request, aws, field, ground) if wish.mode is Mode.HOLD else _proven(request, aws, field, ground)
@@ -91,9 +91,11 @@ def _unproven(request: Request, aws: Aws) -> Result:
     named = {zone.name: zone for zone in availability_zones(aws)}
     names = (wish.preferred_zone,) if wish.preferred_zone else wish.zones
     zones = [named.get(name, Zone(name=name, zone_id="")) for name in names]
-    before = read_ground(request, aws).zone
-    if before is not None and any(before.zone_id == zone.zone_id for zone in zones):
-        return _result(request, before)
+    ground = read_ground(request, aws)
+    if ground.zone is not None and any(ground.zone.zone_id == zone.zone_id for zone in zones):
+        return _result(request, ground.zone)
+    if ground.live:
+        raise _move_with_nodes(ground, wish.need.instance_type, names)
     usable = survey(aws, wish.need.instance_type, names).usable
     return _result(request, (usable or zones)[0])
 

@@ -46,10 +46,10 @@ def _look(request: Request, aws: Aws) -> tuple[tuple[Zone, ...], str]:
     if wish.mode is Mode.NONE or wish.need.nodes == 0:
         return (), "nothing asked"
     field = survey(aws, wish.need.instance_type, wish.zones)
-    if wish.reservation_id:
-        return _reserved(request, aws, field)
     if not field.usable:
         raise none_usable(wish.need, wish.zones, field)
+    if wish.reservation_id:
+        return _reserved(request, aws, field)
     ready = open_zone(aws, wish.need.instance_type, wish.need.nodes, field.usable)
     if ready:
         zone, held = ready
