@@ -181,11 +181,11 @@ def test_rendering_twice_gives_the_same_manifest_and_shares_no_object() -> None:
     assert ray_cluster(cluster_spec()) == second
 
 
-def test_the_declared_gpu_count_reaches_the_pods_as_a_refreshed_file_and_as_a_variable() -> None:
+def test_the_declared_gpu_count_reaches_the_pods_as_a_file_that_the_kubelet_refreshes() -> None:
     for pod in _pods():
         env = env_of(pod)
         assert env["EKS_RAY_TRAIN_EXPECTED_GPUS_FILE"] == "/opt/eks-ray-train/cluster/expected_gpus"
-        assert env["EKS_RAY_TRAIN_EXPECTED_GPUS"] == {"configMapKeyRef": {"name": "ray-train-facts", "key": "expected_gpus"}}
+        assert "EKS_RAY_TRAIN_EXPECTED_GPUS" not in env  # a variable would keep its first value when the node count changes
         (mount,) = [m for m in pod["spec"]["containers"][0]["volumeMounts"] if m["mountPath"] == "/opt/eks-ray-train/cluster"]
         assert "subPath" not in mount  # the kubelet never refreshes a subPath
         assert {"name": mount["name"], "configMap": {"name": "ray-train-facts"}} in pod["spec"]["volumes"]

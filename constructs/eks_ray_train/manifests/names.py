@@ -26,6 +26,7 @@ RAY_TMP = "/tmp/ray"
 CHECKPOINTED_FILE = f"{RAY_TMP}/eks-ray-train-checkpointed"
 
 # Environment that the job reads (the job and the library never import each other: these names are the contract).
+# The number itself is never in a pod template; it is the user's override of the file (submit --env).
 ENV_EXPECTED_GPUS = "EKS_RAY_TRAIN_EXPECTED_GPUS"
 ENV_EXPECTED_GPUS_FILE = "EKS_RAY_TRAIN_EXPECTED_GPUS_FILE"
 ENV_GPUS_PER_NODE = "EKS_RAY_TRAIN_GPUS_PER_NODE"

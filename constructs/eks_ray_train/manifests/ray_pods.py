@@ -154,8 +154,10 @@ def _container(name: str, parts: PodParts, size: PodSize, env: Mapping[str, str]
 
 
 def _environment(parts: PodParts, env: Mapping[str, str]) -> list[dict[str, Any]]:
-    """Plain variables first, ``extra_env`` over them, then those that refer to other objects."""
+    """Plain variables first, ``extra_env`` over them, then the one that refers to a secret."""
     plain = dict(env)
+    # Not the number: in the template, another node count would restart every pod, and a variable that refers to the
+    # ConfigMap would keep its first value for the pod's life. The kubelet refreshes the file.
     plain[names.ENV_EXPECTED_GPUS_FILE] = names.EXPECTED_GPUS_FILE
     plain[names.ENV_CHECKPOINTED_FILE] = names.CHECKPOINTED_FILE
     if parts.storage_path is not None:
@@ -164,15 +166,10 @@ def _environment(parts: PodParts, env: Mapping[str, str]) -> list[dict[str, Any]
         plain["AWS_REGION"] = parts.region
     plain.update(parts.extra_env)
     entries: list[dict[str, Any]] = [{"name": name, "value": value} for name, value in plain.items()]
-    # The count itself lives in a ConfigMap: in the template, a changed node count would restart every pod.
-    entries.append(_reference(names.ENV_EXPECTED_GPUS, "configMapKeyRef", parts.facts_config_map, names.EXPECTED_GPUS_KEY))
     if parts.hf_secret_name is not None:
-        entries.append(_reference("HF_TOKEN", "secretKeyRef", parts.hf_secret_name, parts.hf_secret_key))
+        secret = {"name": parts.hf_secret_name, "key": parts.hf_secret_key}
+        entries.append({"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": secret}})
     return entries
-
-
-def _reference(variable: str, kind: str, object_name: str, key: str) -> dict[str, Any]:
-    return {"name": variable, "valueFrom": {kind: {"name": object_name, "key": key}}}
 
 
 def _template(
