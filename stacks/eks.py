@@ -7,6 +7,7 @@ from aws_cdk import aws_ec2 as ec2
 from constructs import Construct
 
 from eks_ray_train import ClusterAddons, DevicePlugins, KubeRayOperator, Settings, SystemNodeGroup, TrainingCluster
+from eks_ray_train.cluster_type import AnyCluster
 from eks_ray_train.training_cluster import existing_cluster
 
 
@@ -14,9 +15,12 @@ class EksStack(Stack):
     """Control plane (own, or an existing one), system nodes, add-ons, device plugins and the KubeRay operator."""
 
     def __init__(self, scope: Construct, id: str, *, settings: Settings, vpc: ec2.IVpc, env: Environment) -> None:
-        super().__init__(scope, id, env=env, description="eks-ray-train: cluster, system nodes, operator, device plugins")
+        super().__init__(
+            scope, id, env=env, description="eks-ray-train: cluster, system nodes, operator, device plugins"
+        )
         CrossStackReferences.of(self).consume(ReferenceStrength.WEAK)
         own = not settings.existing_cluster
+        self.cluster: AnyCluster
         if own:
             self.cluster = TrainingCluster(
                 self,

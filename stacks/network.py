@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from aws_cdk import CrossStackReferences, Environment, ReferenceStrength, Stack
+from aws_cdk import aws_ec2 as ec2
 from constructs import Construct
 
 from eks_ray_train import CapacityProbe, Settings, TrainingNetwork, get_instance_type
@@ -15,14 +16,13 @@ class NetworkStack(Stack):
     def __init__(self, scope: Construct, id: str, *, settings: Settings, env: Environment) -> None:
         super().__init__(scope, id, env=env, description="eks-ray-train: network and early capacity check")
         CrossStackReferences.of(self).consume(ReferenceStrength.WEAK)
-        self.vpc = existing_vpc(
-            self, "ExistingVpc", vpc_id=settings.existing_vpc_id, existing_cluster=settings.existing_cluster
+        self.vpc: ec2.IVpc = (
+            existing_vpc(
+                self, "ExistingVpc", vpc_id=settings.existing_vpc_id, existing_cluster=settings.existing_cluster
+            )
+            or TrainingNetwork(self, "Network", availability_zones=settings.availability_zones).vpc
         )
-        if self.vpc is None:
-            self.vpc = TrainingNetwork(self, "Network", availability_zones=settings.availability_zones).vpc
-        gpu = get_instance_type(
-            settings.gpu_instance_type, accept_unverified_layout=settings.accept_unverified_layout
-        )
+        gpu = get_instance_type(settings.gpu_instance_type, accept_unverified_layout=settings.accept_unverified_layout)
         CapacityProbe(
             self,
             "CapacityProbe",

@@ -5,13 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from aws_cdk import CrossStackReferences, Environment, ReferenceStrength, Stack
-from aws_cdk import aws_eks_v2 as eks
 from constructs import Construct
 
 from eks_ray_train import (
     CapacityClaim,
     EfaGpuNodeGroup,
-    KubeRayOperator,
     RayTrainCluster,
     RunOutputs,
     Settings,
@@ -19,6 +17,8 @@ from eks_ray_train import (
     get_instance_type,
 )
 from eks_ray_train.storage import make_storage
+
+from .eks import EksStack
 
 
 class TrainingStack(Stack):
@@ -30,16 +30,13 @@ class TrainingStack(Stack):
         id: str,
         *,
         settings: Settings,
-        cluster: eks.ICluster,
-        operator: KubeRayOperator,
+        eks: EksStack,
         job_dir: Path,
         env: Environment,
     ) -> None:
         super().__init__(scope, id, env=env, description="eks-ray-train: GPU nodes and Ray cluster")
         CrossStackReferences.of(self).consume(ReferenceStrength.WEAK)
-        gpu = get_instance_type(
-            settings.gpu_instance_type, accept_unverified_layout=settings.accept_unverified_layout
-        )
+        gpu = get_instance_type(settings.gpu_instance_type, accept_unverified_layout=settings.accept_unverified_layout)
         claim = CapacityClaim(
             self,
             "Capacity",
@@ -47,7 +44,7 @@ class TrainingStack(Stack):
             vcpus_per_node=gpu.vcpus,
             quota_code=gpu.quota_code,
             node_count=settings.gpu_node_count,
-            subnets=cluster.vpc.private_subnets,
+            subnets=eks.cluster.vpc.private_subnets,
             capacity=settings.capacity,
             reservation_id=settings.capacity_reservation_id,
             preferred_zone=settings.gpu_zone,
@@ -56,7 +53,7 @@ class TrainingStack(Stack):
         self.nodes = EfaGpuNodeGroup(
             self,
             "GpuNodes",
-            cluster=cluster,
+            cluster=eks.cluster,
             instance_type=gpu.name,
             node_count=settings.gpu_node_count,
             desired_count=claim.desired_nodes,
@@ -75,7 +72,7 @@ class TrainingStack(Stack):
             kind=settings.storage,
             keep=settings.keep_storage,
             name=settings.ray_cluster_name,
-            cluster=cluster,
+            cluster=eks.cluster,
             subnet_id=claim.subnet_id,
         )
         if claim.has_limit:
@@ -83,8 +80,8 @@ class TrainingStack(Stack):
         self.ray = RayTrainCluster(
             self,
             "Ray",
-            cluster=cluster,
-            operator=operator,
+            cluster=eks.cluster,
+            operator=eks.operator,
             nodes=self.nodes,
             job_dir=job_dir,
             name=settings.ray_cluster_name,

@@ -1,3 +1,4 @@
+# ruff: noqa: F401 (re-exported through _EXPORTS)
 """AWS CDK constructs for distributed PyTorch training with Ray Train on Amazon EKS over EFA.
 
 Names are loaded when first used (PEP 562): importing this package alone loads neither the CDK nor boto3.
@@ -45,7 +46,7 @@ _EXPORTS: dict[str, str] = {
     "UsageError": "errors",
 }
 
-__all__ = ["__version__", *_EXPORTS]  # noqa: PLE0604
+__all__ = ["__version__", *_EXPORTS]
 
 
 def __getattr__(name: str) -> Any:
@@ -61,7 +62,7 @@ def __dir__() -> list[str]:
     return sorted({*globals(), *_EXPORTS})
 
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # for type checkers and editors; the table above decides
     from .capacity_probe import CapacityClaim, CapacityProbe
     from .cluster_addons import ClusterAddons
     from .device_plugins import DevicePlugins
@@ -71,8 +72,8 @@ if TYPE_CHECKING:
     from .helm import HelmRelease
     from .instances import InstanceType, get_instance_type
     from .job_identity import JobIdentity
-    from .kuberay_operator import KubeRayOperator
     from .kubectl_layer import kubectl_layer
+    from .kuberay_operator import KubeRayOperator
     from .manifests.ray_cluster import WorkerGroup
     from .network import TrainingNetwork
     from .node_labels import GPU_TAINT, Taint

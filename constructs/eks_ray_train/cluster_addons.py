@@ -10,6 +10,8 @@ from aws_cdk import aws_eks_v2 as eks
 from aws_cdk import aws_iam as iam
 from constructs import Construct, IDependable
 
+from .cluster_type import AnyCluster
+
 
 class ClusterAddons(Construct):
     """vpc-cni (with network policy), kube-proxy, coredns, pod identity agent, node monitoring agent; FSx CSI and CloudWatch
@@ -27,7 +29,7 @@ class ClusterAddons(Construct):
         scope: Construct,
         id: str,
         *,
-        cluster: eks.ICluster,
+        cluster: AnyCluster,
         system_nodes: IDependable,
         lustre: bool = False,
         cloudwatch: bool = False,

@@ -10,6 +10,7 @@ from aws_cdk import IStableAnyProducer, Lazy
 from aws_cdk import aws_eks_v2 as eks
 from constructs import Construct, IDependable
 
+from .cluster_type import AnyCluster
 from .helm import efa_device_plugin_release, nvidia_device_plugin_release
 from .helm_install import claim_release, helm_install
 from .instances import CATALOGUE, AmiFamily
@@ -48,7 +49,7 @@ class DevicePlugins(Construct):
         scope: Construct,
         id: str,
         *,
-        cluster: eks.ICluster,
+        cluster: AnyCluster,
         ami_family: AmiFamily = "al2023",
         nvidia_plugin: bool | None = None,
         taints: Sequence[Taint] = (),

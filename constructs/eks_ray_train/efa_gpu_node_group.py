@@ -11,6 +11,7 @@ from aws_cdk import aws_eks_v2 as eks
 from aws_cdk import aws_iam as iam
 from constructs import Construct, IDependable
 
+from .cluster_type import AnyCluster
 from .efa_security_group import EfaSecurityGroup
 from .errors import SettingsError
 from .instances import AmiFamily, InstanceType, get_instance_type
@@ -60,7 +61,7 @@ class EfaGpuNodeGroup(Construct):
         scope: Construct,
         id: str,
         *,
-        cluster: eks.ICluster,
+        cluster: AnyCluster,
         instance_type: str,
         node_count: int,
         desired_count: int | None = None,
@@ -83,7 +84,9 @@ class EfaGpuNodeGroup(Construct):
         device_plugins: DevicePlugins | None = None,
         accept_unverified_layout: bool = False,
     ) -> None:
-        self.instance: InstanceType = get_instance_type(instance_type, accept_unverified_layout=accept_unverified_layout)
+        self.instance: InstanceType = get_instance_type(
+            instance_type, accept_unverified_layout=accept_unverified_layout
+        )
         _check(
             instance=self.instance,
             node_count=node_count,
@@ -118,7 +121,9 @@ class EfaGpuNodeGroup(Construct):
                 capacity, capacity_reservation_id, disk_size_gib, disk_throughput_mib, placement_group
             ),
         )
-        self.node_group = self._node_group(capacity, node_count if desired_count is None else desired_count, node_repair)
+        self.node_group = self._node_group(
+            capacity, node_count if desired_count is None else desired_count, node_repair
+        )
         for rule in self.efa_security_group.rules:
             # Deleted in reverse: the rules stay until the nodes that need them are gone.
             self.node_group.node.add_dependency(rule)
@@ -253,13 +258,17 @@ def _check(
     if needs_id and not reservation_id:
         problems.append(f"capacity {capacity} needs capacity_reservation_id (cr-…); give it, or set capacity to none")
     if reservation_id and not needs_id:
-        problems.append(f"capacity_reservation_id is given but capacity is {capacity}; set capacity to reservation or block")
+        problems.append(
+            f"capacity_reservation_id is given but capacity is {capacity}; set capacity to reservation or block"
+        )
     if reservation_id and not Token.is_unresolved(reservation_id) and not reservation_id.startswith("cr-"):
         problems.append(
             f"capacity_reservation_id must be one reservation's id (cr-…), got {reservation_id!r}; resource groups are not supported"
         )
     if capacity == "block" and not instance.capacity_block:
-        problems.append(f"no Capacity Blocks exist for {instance.name}; set capacity to reservation, hold, probe or none")
+        problems.append(
+            f"no Capacity Blocks exist for {instance.name}; set capacity to reservation, hold, probe or none"
+        )
     if placement_group and needs_id:
         problems.append(
             f"placement_group with capacity {capacity} needs a reservation made inside that group; set placement_group to False"

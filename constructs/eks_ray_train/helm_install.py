@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from aws_cdk import Duration
 from aws_cdk import aws_eks_v2 as eks
 from constructs import Construct
 
+from .cluster_type import AnyCluster, as_icluster
 from .errors import SettingsError
 from .helm import HelmRelease
 
@@ -18,7 +19,7 @@ def helm_install(
     scope: Construct,
     id: str,
     *,
-    cluster: eks.ICluster,
+    cluster: AnyCluster,
     release: HelmRelease,
     values: Mapping[str, Any],
     wait: bool = False,
@@ -33,7 +34,7 @@ def helm_install(
         return eks.HelmChart(
             scope,
             id,
-            cluster=cluster,
+            cluster=as_icluster(cluster),
             chart=release.chart,
             # For OCI this is the chart's whole address; the handler pulls it first.
             repository=release.repository,
@@ -47,13 +48,15 @@ def helm_install(
         )
     archive = Path(release.repository)
     if not archive.is_file():
-        raise SettingsError(f"chart archive {archive} for {release.chart} does not exist; give the path of a .tgz or a repository's URL")
+        raise SettingsError(
+            f"chart archive {archive} for {release.chart} does not exist; give the path of a .tgz or a repository's URL"
+        )
     from aws_cdk import aws_s3_assets as s3_assets  # only where a chart is vendored
 
     return eks.HelmChart(
         scope,
         id,
-        cluster=cluster,
+        cluster=as_icluster(cluster),
         chart_asset=s3_assets.Asset(scope, f"{id}Archive", path=str(archive)),
         namespace=release.namespace,
         release=release.release,
@@ -64,7 +67,7 @@ def helm_install(
     )
 
 
-def claim_release(cluster: eks.ICluster, owner: Construct, release: HelmRelease) -> None:
+def claim_release(cluster: AnyCluster, owner: Construct, release: HelmRelease) -> None:
     """Marks ``release`` as installed on ``cluster`` by ``owner``.
 
     Raises SettingsError where another construct already installs it there: two operations on one Helm release collide.
@@ -78,5 +81,5 @@ def claim_release(cluster: eks.ICluster, owner: Construct, release: HelmRelease)
             f"Helm release {release.release} is already installed on this cluster by {first}; {owner.node.path} asks for it again: "
             f"create {type(owner).__name__} once a cluster and pass that object on"
         )
-    mark = Construct(cluster, mark_id)
+    mark = Construct(cast(Construct, cluster), mark_id)
     mark.node.set_context("owner", owner.node.path)

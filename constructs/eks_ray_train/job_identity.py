@@ -9,6 +9,7 @@ from aws_cdk import aws_iam as iam
 from constructs import Construct, IDependable
 
 from .cluster_addons import pod_identity_principal
+from .cluster_type import AnyCluster
 
 
 class JobIdentity(Construct):
@@ -23,7 +24,7 @@ class JobIdentity(Construct):
         scope: Construct,
         id: str,
         *,
-        cluster: eks.ICluster,
+        cluster: AnyCluster,
         namespace: str,
         service_account: str,
         statements: Sequence[iam.PolicyStatement] = (),

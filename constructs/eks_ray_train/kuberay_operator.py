@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from aws_cdk import aws_eks_v2 as eks
 from constructs import Construct, IDependable
 
+from .cluster_type import AnyCluster
 from .helm import HelmRelease, kuberay_operator_release
 from .helm_install import claim_release, helm_install
 from .node_labels import SYSTEM_NODE_SELECTOR
@@ -30,7 +31,7 @@ class KubeRayOperator(Construct):
         scope: Construct,
         id: str,
         *,
-        cluster: eks.ICluster,
+        cluster: AnyCluster,
         version: str = KUBERAY_VERSION,
         node_selector: Mapping[str, str] | None = None,
         depends_on: IDependable | None = None,
@@ -69,6 +70,4 @@ class KubeRayOperator(Construct):
     def crd_upgrade_command(self) -> str:
         """Client-side apply fails on CRDs of this size; server-side apply works."""
         tag = f"v{self.version.lstrip('v')}"
-        return (
-            f'kubectl apply --server-side --force-conflicts -k "github.com/ray-project/kuberay/ray-operator/config/crd?ref={tag}"'
-        )
+        return f'kubectl apply --server-side --force-conflicts -k "github.com/ray-project/kuberay/ray-operator/config/crd?ref={tag}"'

@@ -10,6 +10,7 @@ from aws_cdk import Stack
 from aws_cdk import aws_eks_v2 as eks
 from constructs import Construct, IDependable
 
+from .cluster_type import AnyCluster, as_icluster
 from .efa_gpu_node_group import EfaGpuNodeGroup
 from .errors import SettingsError
 from .job_identity import JobIdentity
@@ -17,9 +18,8 @@ from .kuberay_operator import KubeRayOperator
 from .manifests.busy_policy import busy_policy
 from .manifests.job_files import job_config_map
 from .manifests.names import CLUSTER_LABEL, MANAGED_BY, QUEUE_LABEL
-from .manifests.network_policy import NetworkPolicySpec
+from .manifests.network_policy import NetworkPolicySpec, network_policy
 from .manifests.network_policy import namespace as namespace_manifest
-from .manifests.network_policy import network_policy
 from .manifests.ray_cluster import RayClusterSpec, WorkerGroup, cluster_facts, ray_cluster
 from .manifests.ray_cluster import Taint as PodTaint
 from .node_labels import GPU_NODE_SELECTOR, SYSTEM_NODE_SELECTOR
@@ -55,7 +55,7 @@ class RayTrainCluster(Construct):
         scope: Construct,
         id: str,
         *,
-        cluster: eks.ICluster,
+        cluster: AnyCluster,
         job_dir: Path,
         nodes: EfaGpuNodeGroup | Sequence[EfaGpuNodeGroup] = (),
         worker_groups: Sequence[WorkerGroup] = (),
@@ -141,9 +141,11 @@ class RayTrainCluster(Construct):
             after.append(operator.ready)
         self.ray_cluster = self._manifest("RayCluster", [ray], after=after)
 
-    def _manifest(self, id: str, manifest: list[dict[str, Any]], *, after: Sequence[IDependable] = ()) -> eks.KubernetesManifest:
+    def _manifest(
+        self, id: str, manifest: list[dict[str, Any]], *, after: Sequence[IDependable] = ()
+    ) -> eks.KubernetesManifest:
         # overwrite: a deploy that repeats after half a failure finds its own objects there.
-        made = eks.KubernetesManifest(self, id, cluster=self.cluster, manifest=manifest, overwrite=True)
+        made = eks.KubernetesManifest(self, id, cluster=as_icluster(self.cluster), manifest=manifest, overwrite=True)
         for dependency in after:
             made.node.add_dependency(dependency)
         return made
@@ -178,9 +180,7 @@ def _worker_groups(groups: Sequence[EfaGpuNodeGroup]) -> list[WorkerGroup]:
                 replicas=group.node_count,
                 pod=group.instance.worker_pod,
                 node_selector=selector,
-                taints=tuple(
-                    PodTaint(key=t.key, value=t.value, effect=t.toleration()["effect"]) for t in group.taints
-                ),
+                taints=tuple(PodTaint(key=t.key, value=t.value, effect=t.toleration()["effect"]) for t in group.taints),
                 instance_type=group.instance.name,
             )
         )

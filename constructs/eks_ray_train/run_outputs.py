@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from aws_cdk import CfnOutput, Stack
+from aws_cdk import CfnOutput
 from constructs import Construct
 
 from .capacity_probe import CapacityClaim

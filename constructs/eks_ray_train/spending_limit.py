@@ -40,9 +40,7 @@ class SpendingLimit(Construct):
             self,
             "Policy",
             roles=[role],
-            statements=[
-                iam.PolicyStatement(actions=["eks:UpdateNodegroupConfig"], resources=[nodes.node_group_arn])
-            ],
+            statements=[iam.PolicyStatement(actions=["eks:UpdateNodegroupConfig"], resources=[nodes.node_group_arn])],
         )
         self.schedule = self._schedule("Schedule", "scales the GPU nodes to zero", limit_at, role)
         self.schedule.node.add_dependency(policy)

@@ -5,12 +5,11 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from aws_cdk import CfnTag, Duration, RemovalPolicy, Stack, Tags
-from aws_cdk import aws_eks_v2 as eks
-from aws_cdk import aws_fsx as fsx
 from aws_cdk import aws_iam as iam
 from aws_cdk import aws_s3 as s3
 from constructs import Construct
 
+from .cluster_type import AnyCluster
 from .errors import SettingsError
 from .manifests.names import FSX_MOUNT
 
@@ -99,7 +98,7 @@ class LustreStorage(Construct):
         scope: Construct,
         id: str,
         *,
-        cluster: eks.ICluster,
+        cluster: AnyCluster,
         subnet_id: str,
         bucket: CheckpointBucket,
         name: str,
@@ -107,6 +106,8 @@ class LustreStorage(Construct):
     ) -> None:
         if capacity_gib != 1200 and (capacity_gib <= 0 or capacity_gib % _LUSTRE_STEP_GIB):
             raise SettingsError(f"capacity_gib must be 1200 or a multiple of {_LUSTRE_STEP_GIB}, got {capacity_gib}")
+        from aws_cdk import aws_fsx as fsx  # a tenth of a second that only this construct should cost
+
         super().__init__(scope, id)
         self.name = name
         self.bucket = bucket
@@ -197,7 +198,6 @@ class LustreStorage(Construct):
 Storage = CheckpointBucket | LustreStorage
 
 
-
 def make_storage(
     scope: Construct,
     id: str,
@@ -205,7 +205,7 @@ def make_storage(
     kind: Literal["s3", "fsx", "none"],
     keep: bool,
     name: str,
-    cluster: eks.ICluster,
+    cluster: AnyCluster,
     subnet_id: str,
 ) -> Storage | None:
     """The storage that a setting names: ``s3`` a bucket, ``fsx`` Lustre in front of a bucket, ``none`` nothing."""

@@ -9,6 +9,7 @@ from aws_cdk import aws_eks_v2 as eks
 from aws_cdk import aws_iam as iam
 from constructs import Construct, IDependable
 
+from .cluster_type import AnyCluster
 from .errors import SettingsError
 from .instances import get_system_instance_type
 from .node_labels import SYSTEM_NODE_SELECTOR
@@ -30,7 +31,7 @@ class SystemNodeGroup(Construct):
         scope: Construct,
         id: str,
         *,
-        cluster: eks.ICluster,
+        cluster: AnyCluster,
         subnets: Sequence[ec2.ISubnet],
         instance_type: str = "m7i.xlarge",
         node_count: int | None = None,

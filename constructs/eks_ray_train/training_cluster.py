@@ -14,6 +14,7 @@ from aws_cdk import aws_kms as kms
 from aws_cdk import aws_logs as logs
 from constructs import Construct
 
+from .cluster_type import AnyCluster
 from .kubectl_layer import kubectl_layer
 from .versions import DEFAULT_KUBERNETES, minor_of
 
@@ -77,6 +78,8 @@ class TrainingCluster(Construct):
             secrets_encryption_key=key,
             cluster_logging=list(eks.ClusterLoggingTypes),
             kubectl_provider_options=eks.KubectlProviderOptions(kubectl_layer=layer),
+            # Reaches the handlers' log groups, which would otherwise outlive the stack.
+            removal_policy=RemovalPolicy.DESTROY,
             # kubectl's prune never covers custom resources and would only add a label that differs by place in the tree.
             prune=False,
             output_config_command=False,
@@ -99,7 +102,7 @@ def _endpoint(cidrs: Sequence[str]) -> eks.EndpointAccess:
 
 def existing_cluster(
     scope: Construct, id: str, *, vpc: ec2.IVpc, attributes: Mapping[str, Any], kubectl_minor: int
-) -> eks.ICluster:
+) -> AnyCluster:
     """A cluster that another team made, by the attributes that the setting ``existing_cluster`` holds; no look-up.
 
     The deploy's handler assumes nothing: it runs with ``kubectl_role_arn``, which must already administer the cluster and
@@ -114,6 +117,7 @@ def existing_cluster(
         prune=False,
         kubectl_provider_options=eks.KubectlProviderOptions(
             kubectl_layer=kubectl_layer(scope, "Kubectl", minor=kubectl_minor),
+            removal_policy=RemovalPolicy.DESTROY,
             role=iam.Role.from_role_arn(scope, "KubectlRole", attributes["kubectl_role_arn"]),
             private_subnets=vpc.private_subnets,
             security_group=ec2.SecurityGroup.from_security_group_id(
