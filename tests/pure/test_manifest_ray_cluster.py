@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 from collections.abc import Iterator
@@ -94,6 +95,23 @@ def test_num_gpus_and_the_gpu_limit_come_from_the_instance_type(instance_type: s
     group = ray_cluster(cluster_spec(workers=(gpu_workers(instance_type),)))["spec"]["workerGroupSpecs"][0]
     limit = group["template"]["spec"]["containers"][0]["resources"]["limits"][names.GPU_RESOURCE]
     assert group["rayStartParams"]["num-gpus"] == limit == str(CATALOGUE[instance_type].gpus)
+
+
+def test_a_gpu_count_by_hand_that_differs_from_the_instance_type_is_an_error_naming_both() -> None:
+    """kuberay-num-gpus-mismatch: half the GPUs would idle, or the pods stay Pending."""
+    pod = CATALOGUE["g6.48xlarge"].worker_pod
+    for gpus in (4, 16):
+        with pytest.raises(SettingsError, match=rf"asks for {gpus} GPUs a pod, but g6\.48xlarge has 8"):
+            gpu_workers("g6.48xlarge", pod=dataclasses.replace(pod, gpus=gpus))
+    with pytest.raises(SettingsError, match="asks for 4 EFA interfaces a pod, but g6.48xlarge has 1"):
+        gpu_workers("g6.48xlarge", pod=dataclasses.replace(pod, efa_interfaces=4))
+
+
+def test_a_pod_larger_than_its_node_is_an_error() -> None:
+    pod = CATALOGUE["g6.12xlarge"].worker_pod
+    for change in ({"cpu": 48}, {"memory_gib": 192}):
+        with pytest.raises(SettingsError, match=r"a g6\.12xlarge offers pods 47\.\d CPUs"):
+            gpu_workers(pod=dataclasses.replace(pod, **change))
 
 
 def test_the_head_offers_ray_neither_cpus_nor_gpus_and_sees_no_gpu() -> None:

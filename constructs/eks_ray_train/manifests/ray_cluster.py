@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from eks_ray_train.errors import SettingsError
-from eks_ray_train.instances import PodSize
+from eks_ray_train.instances import CATALOGUE, PodSize
 from eks_ray_train.system_sizing import HEAD_POD
 
 from . import names
@@ -28,7 +28,8 @@ class WorkerGroup:
     """Workers of one kind, one pod a node.
 
     ``replicas`` is a plain number or a CDK token. ``taints`` are those of the node group: each becomes a toleration.
-    ``instance_type`` (absent: the job does not know its GPU's peak) reaches the pods as EKS_RAY_TRAIN_INSTANCE_TYPE.
+    ``instance_type`` (absent: nothing is known of the nodes) reaches the pods as EKS_RAY_TRAIN_INSTANCE_TYPE; a pod size that a
+    node of that type cannot hold, or that leaves GPUs idle, is a SettingsError.
     """
 
     name: str
@@ -37,6 +38,26 @@ class WorkerGroup:
     node_selector: Mapping[str, str] = field(default_factory=dict)
     taints: tuple[Taint, ...] = (GPU_TAINT,)
     instance_type: str | None = None
+
+    def __post_init__(self) -> None:
+        row = CATALOGUE.get(self.instance_type or "")
+        if row is None:  # unknown, a token, or none given
+            return
+        problems = []
+        for what, got, has in (("GPUs", self.pod.gpus, row.gpus), ("EFA interfaces", self.pod.efa_interfaces, row.efa_interfaces)):
+            if got != has:
+                problems.append(
+                    f"worker group {self.name!r} asks for {got} {what} a pod, but {row.name} has {has}: fewer would idle, more stay "
+                    f"Pending; leave the pod size to the instance type (get_instance_type({row.name!r}).worker_pod)"
+                )
+        cpus, gib = row.allocatable_cpu_millis / 1000, row.allocatable_memory_mib / 1024
+        if self.pod.cpu > cpus or self.pod.memory_gib > gib:
+            problems.append(
+                f"worker group {self.name!r} asks for {self.pod.cpu} CPUs and {self.pod.memory_gib} GiB a pod, but a {row.name} offers "
+                f"pods {cpus:.1f} CPUs and {gib:.1f} GiB; ask for less"
+            )
+        if problems:
+            raise SettingsError(problems)
 
 
 @dataclass(frozen=True, kw_only=True)
