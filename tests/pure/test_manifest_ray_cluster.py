@@ -103,7 +103,7 @@ def test_a_gpu_count_by_hand_that_differs_from_the_instance_type_is_an_error_nam
     for gpus in (4, 16):
         with pytest.raises(SettingsError, match=rf"asks for {gpus} GPUs a pod, but g6\.48xlarge has 8"):
             gpu_workers("g6.48xlarge", pod=dataclasses.replace(pod, gpus=gpus))
-    with pytest.raises(SettingsError, match="asks for 4 EFA interfaces a pod, but g6.48xlarge has 1"):
+    with pytest.raises(SettingsError, match=r"asks for 4 EFA interfaces a pod, but g6\.48xlarge has 1"):
         gpu_workers("g6.48xlarge", pod=dataclasses.replace(pod, efa_interfaces=4))
 
 
