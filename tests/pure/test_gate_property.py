@@ -175,12 +175,15 @@ def mangled(run: Run, draw: random.Random, *, prefix: str, crlf: bool, shuffle: 
 
 
 def verdict_of(lines: list[str], run: Run, *, chunks: bool) -> Verdict:
+    """The verdict; besides, no mangled name may ever make up a node more than the run had."""
     parser = LogParser()
     if chunks:
         parser.feed_chunk("\n".join(lines).encode("utf-8", "surrogatepass"))
     else:
         for line in lines:
             parser.feed(line + "\n")
+    more = judge(parser.evidence(), job_status="SUCCEEDED", nodes_expected=run.nodes + 1, expected="efa")
+    assert more.outcome == "fail"
     return judge(parser.evidence(), job_status="SUCCEEDED", nodes_expected=run.nodes, expected="efa")
 
 

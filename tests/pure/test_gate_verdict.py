@@ -66,6 +66,9 @@ def test_two_nodes_on_efa_pass_without_reservation() -> None:
         ("a quoted log line", ['config: "' + A + NETWORK + '"', "expect " + B + PROVIDER, "expect " + B + EFA_SEND], 2, "no"),
         ("prints of a Ray worker", ["(RayTrainWorker pid=1, ip=10.0.0.1) " + text for text in (PROVIDER, NETWORK, EFA_SEND)], 2, "10.0.0.1"),
         ("a Ray worker that prints but shows nothing", [*GOOD, "(RayTrainWorker pid=7, ip=10.0.0.9) step 1"], 2, "10.0.0.9"),
+        ("a process of a good node whose plugin gives up", [*GOOD, "gpu-b:201:211 [1] NCCL INFO " + PROVIDER, "gpu-b:201:211 [1] NCCL INFO NET/OFI aws-ofi-nccl initialization failed"], 2, "gave the plugin up"),
+        ("two runs of two nodes instead of one of four", [*GOOD, *[line.replace("gpu-", "gpx-") for line in GOOD], A + "comm 0x1f rank 0 nRanks 2 nNodes 2 localRanks 1"], 4, "spans 2 of 4"),
+        ("a line that lost the beginning of its host", [*GOOD, B.removeprefix("gpu-") + PROVIDER, B.removeprefix("gpu-") + NETWORK], 3, "2 of 3 nodes"),
         ("an mpirun rank that shows nothing", ["[1,0]<stdout>:" + line for line in GOOD] + ["[1,7]<stdout>:step 1"], 2, "rank 7"),
     ],
 )  # fmt: skip

@@ -187,8 +187,8 @@ class Evidence:
     ranks: list[RankEvidence] = field(default_factory=list)
     nccl_lines: bool = False
     """Whether any line carries NCCL's name at all."""
-    single_node_comms: int = 0
-    multi_node_comms: int = 0
+    nodes_by_nccl: int = 0
+    """Nodes of the largest communicator, as NCCL counts them; 0 where no line says it."""
     ray_workers: set[tuple[str, int]] = field(default_factory=set)
     """(address, pid) of Ray Train workers that printed anything at all."""
     mpi_ranks: set[int] = field(default_factory=set)

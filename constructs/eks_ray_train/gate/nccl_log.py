@@ -104,17 +104,24 @@ class LogParser:
 
     def _channel(self, line: bytes, at: int, via: int, identity: Identity | None) -> None:
         """A channel line that is not known by its head and tail: perhaps without its time, else a new one."""
-        key = None
+        raw = key = None
         if identity is None and 0 < via - at < _CHANNEL_CHARS and not line.startswith(_WRAPPED):
-            key = _without_clock(line, at) + line[via:]
+            head = _without_clock(line, at)
+            key = head + line[via:].translate(_ZEROS)
+            raw = line[:at] + line[via:] if head == line[:at] else key
             if key in self._seen:
+                self._remember(raw)
                 return
         kind = self._parse(_unwrapped(line) if line.startswith(_WRAPPED) else line, identity)
         self._note_speaker(line)
-        if key is not None and kind in (Kind.NET_CHANNEL, Kind.LOCAL_CHANNEL):
-            if len(self._seen) > _MEMO_MAX:
-                self._seen.clear()
-            self._seen.add(key)
+        if raw is not None and key is not None and kind in (Kind.NET_CHANNEL, Kind.LOCAL_CHANNEL):
+            self._remember(raw)
+            self._remember(key)
+
+    def _remember(self, key: bytes) -> None:
+        if len(self._seen) > _MEMO_MAX:
+            self._seen.clear()
+        self._seen.add(key)
 
     def _plain(self, line: bytes, identity: Identity | None) -> None:
         """A line of the program's own: it may be one of NCCL's that broke off early, and it may show that a worker lives."""
@@ -200,10 +207,7 @@ class LogParser:
                 rank.cut = True
             rank.cut_channel |= kind is Kind.CUT_CHANNEL
         elif kind is Kind.COMM:
-            if said.nodes == 1:
-                self._out.single_node_comms += 1
-            elif said.nodes is not None:
-                self._out.multi_node_comms += 1
+            self._out.nodes_by_nccl = max(self._out.nodes_by_nccl, said.nodes or 0)
         elif kind is Kind.LOCAL_CHANNEL:
             rank.local_channels = True
         elif kind is Kind.FOREIGN:

@@ -73,9 +73,10 @@ def sort_into_nodes(evidence: Evidence) -> list[Node]:
         if rank.host and rank.ip:
             ips_of.setdefault(rank.host, set()).add(rank.ip)
             hosts_of.setdefault(rank.ip, set()).add(rank.host)
+    whole_name = _names_without_head(evidence)
     nodes: dict[tuple[str | None, str | None], Node] = {}
     for rank in evidence.ranks:
-        ip, name = rank.ip, rank.host
+        ip, name = rank.ip, whole_name.get((rank.host, rank.pid), rank.host)
         if ip is None and name is not None and (ips := ips_of.get(name)):
             # The same host name with and without an address: one node, unless several nodes share the name.
             ip, name = (next(iter(ips)), name) if len(ips) == 1 else (None, None)
@@ -89,6 +90,25 @@ def sort_into_nodes(evidence: Evidence) -> list[Node]:
         node.ranks = list(_joined(node.ranks))
     _share_providers(list(nodes.values()))
     return sorted(nodes.values(), key=lambda node: (node.name is None, node.name or ""))
+
+
+def _names_without_head(evidence: Evidence) -> dict[tuple[str | None, int | None], str]:
+    """(host name that lost its beginning, pid) -> the whole name: the same process under a longer name of the same end.
+
+    A line that lost its head must not make up one more node.
+    """
+    names: dict[int, set[str]] = {}
+    for rank in evidence.ranks:
+        if rank.host is not None and rank.pid is not None:
+            names.setdefault(rank.pid, set()).add(rank.host)
+    return {
+        (short, pid): whole
+        for pid, hosts in names.items()
+        if len(hosts) > 1
+        for short in hosts
+        for whole in sorted(hosts, key=len, reverse=True)[:1]
+        if whole != short and whole.endswith(short)
+    }
 
 
 def _share_providers(nodes: list[Node]) -> None:
@@ -117,12 +137,11 @@ def _joined(ranks: Iterable[RankEvidence]) -> Iterable[RankEvidence]:
     yield from by_pid.values()
 
 
-def is_silent(rank: RankEvidence) -> bool:
-    """A process that NCCL lines name but that says nothing at all about its network."""
-    return bool(
-        rank.pid is not None
-        and rank.statements
-        and not rank.strong
-        and not rank.ofi_seen
-        and not (rank.hints - {Net.OFI})
-    )
+def is_silent(rank: RankEvidence, *, strict: bool) -> bool:
+    """A process that NCCL lines name but that says nothing at all about its network.
+
+    In an excerpt, a line of the plugin shows at least that it was loaded; where all must answer (``strict``), it does not do.
+    """
+    if rank.pid is None or not rank.statements or rank.strong or rank.hints - {Net.OFI}:
+        return False
+    return strict or not rank.ofi_seen

@@ -31,7 +31,7 @@ TOKEN = re.compile(
 )
 MARKER = re.compile(rb"NCCL (?:INFO|WARN) ?")
 HEAD = re.compile(
-    rb"(?:^|(?<=[\s>)\]]))(?P<host>[^\s:()\[\]]+):(?P<pid>\d+)(?::(?P<tid>\d+))? \[(?P<dev>-?\d+)\]"
+    rb"(?:^|(?<=[\s>)\]]))(?P<host>[^\s:()\[\]]+):(?P<pid>\d+):\d+ \[(?P<dev>-?\d+)\]"
     rb"(?P<code> [^\r\n]{1,200}:\d+)? $"
 )
 HEAD_SHORT = re.compile(rb"(?:^|(?<=[\s>)\]]))(?P<host>[A-Za-z][\w.-]*) \[(?P<dev>\d+)\] $")

@@ -143,6 +143,15 @@ def cut_off(node: Node, rank: RankEvidence) -> str:
     return f"{node.label}: {who} broke off where it names its network, so it may be anything; get the whole log of that worker"
 
 
+def gave_up(node: Node, rank: RankEvidence) -> str:
+    what = f"process {rank.pid or ''}".strip() + " chose a provider, or none, and then gave the plugin up"
+    return _with(node.label, what, _first(rank.errors), _cause(rank.errors) or "get the whole log of that worker")
+
+
+def small_communicator(seen: int, expected: int) -> str:
+    return f"NCCL's largest communicator spans {seen} of {expected} nodes; check that one job had workers on all nodes"
+
+
 def silent_processes(node: Node, silent: list[RankEvidence]) -> str:
     pids = ", ".join(str(rank.pid) for rank in silent[:8]) + (" …" if len(silent) > 8 else "")
     return (

@@ -171,7 +171,7 @@ class _Case:
 
     def shown(self) -> Transport:
         """The transport by the rules of the contract, before any doubt."""
-        one_node = self.evidence.single_node_comms and not self.evidence.multi_node_comms
+        one_node = self.evidence.nodes_by_nccl == 1
         if not self.crossing and (one_node or any(rank.has_channels for rank in self.ranks)):
             return Transport.NONE
         kinds = _kinds(self.nodes)
@@ -233,7 +233,11 @@ class _Case:
             if cut:
                 self.doubt = True
                 self.of_node[node].append(say.cut_off(node, cut[0]))
-            silent = [rank for rank in node.ranks if is_silent(rank) and rank not in cut]
+            gave_up = [r for r in node.ranks if r.plugin_failed and not (r.networks or r.channels) and r not in cut]
+            if gave_up:
+                self.doubt = True
+                self.of_node[node].append(say.gave_up(node, gave_up[0]))
+            silent = [r for r in node.ranks if is_silent(r, strict=self.evidence.strict) and r not in cut + gave_up]
             if silent and (self.evidence.strict or len(silent) > folded):
                 self.doubt = True
                 self.of_node[node].append(say.silent_processes(node, silent))
@@ -261,6 +265,8 @@ class _Case:
             self.general.append(say.silent_node(ip))
         if self.evidence.strict and not self.crossing:
             self.general.append(say.no_crossing_channel(wanted))
+        if 0 < self.evidence.nodes_by_nccl < self.nodes_expected:
+            self.general.append(say.small_communicator(self.evidence.nodes_by_nccl, self.nodes_expected))
         if self.named or self.evidence.strict:
             seen = self.nodes_seen()
             if seen == 1 and not self.evidence.strict and not self.evidence.ray_nodes:
