@@ -10,10 +10,11 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from eks_ray_train.gate.answer import Expected, Verdict
 from eks_ray_train.gate.evidence import MAX_RANKS, Counters, Evidence, ExpectedFabric
 from eks_ray_train.gate.lines import read_prefix, strip_colour
 from eks_ray_train.gate.nccl_log import LogParser
-from eks_ray_train.gate.verdict import Expected, Verdict, judge
+from eks_ray_train.gate.verdict import judge
 
 MAX_EVENT_BYTES = 4 << 20
 """A longer event line is not read; it counts as a rank that did not answer."""

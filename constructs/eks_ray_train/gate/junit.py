@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from xml.etree import ElementTree as Xml
 
-from eks_ray_train.gate.verdict import NodeVerdict, Verdict
+from eks_ray_train.gate.answer import NodeVerdict, Verdict
 
 # XML 1.0 has no way to write these, not even escaped.
 _ILLEGAL = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")

@@ -10,14 +10,16 @@ from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from eks_ray_train.errors import UsageError
+from eks_ray_train.gate.answer import Expected, Verdict
 from eks_ray_train.gate.events import judge_events, read_event
 from eks_ray_train.gate.evidence import Evidence, ExpectedFabric
 from eks_ray_train.gate.nccl_log import LogParser
-from eks_ray_train.gate.verdict import Expected, Verdict, judge
+from eks_ray_train.gate.verdict import judge
 
 CHUNK_BYTES = 1 << 20
 _EVENT_MARK = b'"event"'
-_MAX_EVENTS = 200_000
+_MAX_EVENT_BYTES = 256 << 20
+"""Of all events together: far more than the largest run writes, so that a job that prints without end cannot fill memory."""
 
 
 class RunJudge:
@@ -41,6 +43,7 @@ class RunJudge:
         self._events: list[dict[str, Any]] = []
         self._broken = 0
         self._transport_events = 0
+        self._event_bytes = 0
 
     def feed_line(self, line: str | bytes) -> None:
         """One line of the stream, with or without its end."""
@@ -71,7 +74,11 @@ class RunJudge:
         if event is None:
             return False
         kind = event["event"]
-        if kind in ("transport", "restart") and len(self._events) < _MAX_EVENTS:
+        if kind in ("transport", "restart"):
+            self._event_bytes += len(line)
+            if self._event_bytes > _MAX_EVENT_BYTES:
+                self._broken += 1
+                return True
             self._events.append(event)
             self._transport_events += kind == "transport"
         elif kind == "done" and isinstance(event.get("status"), str):
@@ -92,7 +99,11 @@ class RunJudge:
             return judge(
                 evidence, job_status=job_status, nodes_expected=nodes, expected=expected, instance=self.instance
             )
-        broken = [f"{self._broken} transport events broke off; get the job's whole log"] if self._broken else []
+        broken = (
+            [f"{self._broken} transport events broke off or were too many to read; get the job's whole log"]
+            if self._broken
+            else []
+        )
         return judge_events(
             self._events,
             job_status=job_status,
