@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
@@ -91,7 +91,9 @@ class World:
     pending_seconds: float = 0.0
     becomes: str = "active"
     create_error: dict[str, tuple[str, str]] = field(default_factory=dict)  # zone id -> (code, message)
-    errors: dict[str, list[ClientError] | ClientError] = field(default_factory=dict)  # operation -> always / once each
+    errors: dict[str, Sequence[BaseException] | ClientError] = field(
+        default_factory=dict
+    )  # operation -> always / once each
     now: datetime = START
     reservations: list[dict[str, Any]] = field(default_factory=list)
     instances: list[dict[str, Any]] = field(default_factory=list)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import threading
 from datetime import timedelta
 from pathlib import Path
@@ -139,6 +141,18 @@ def test_interrupted_probe_leaves_no_reservation(run: Cli) -> None:
     assert run({"us-west-2": world}, "find", "--probe", "--yes") == 1
     assert "ends by itself within the hour" in run.err
     assert not world.active()
+
+
+def test_ctrl_c_during_a_probe_leaves_no_reservation(run: Cli) -> None:
+    world = _oregon(errors={"CancelCapacityReservation": [KeyboardInterrupt()]})
+    assert run({"us-west-2": world}, "find", "--probe", "--yes") == 130
+    assert len(world.reservations) == 1 and not world.active()
+
+
+def test_the_command_loads_neither_boto3_nor_the_cdk() -> None:
+    code = "import sys, eks_ray_train.cli.capacity; print([m for m in ('boto3', 'botocore', 'aws_cdk', 'tqdm') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
 
 
 def test_write_changes_the_settings_and_no_other_byte(run: Cli) -> None:

@@ -16,6 +16,7 @@ from eks_ray_train.capacity.nodes import read_ground
 from eks_ray_train.capacity.offers import availability_zones, offering_zone_ids
 from eks_ray_train.capacity.quota import _default_vcpus
 from eks_ray_train.capacity.request import Request, plain_id
+from eks_ray_train.cli.capacity_account import Account
 from tests.fake_stack import STACK_ID, properties
 
 
@@ -78,3 +79,11 @@ def test_lambdas_entry_point_answers_with_its_own_clients(ec2: Any) -> None:
     told = properties(Named(), Capacity="none")  # type: ignore[arg-type]
     event = _event(RequestType="Create", ResourceType="Custom::CapacityClaim", ResourceProperties=told)
     assert handler.on_event(event, Context())["Data"]["ZoneName"] == "us-west-2a"
+
+
+def test_the_callers_account_knows_itself_and_its_regions(ec2: Any) -> None:
+    account = Account(None)
+    assert (account.home, account.id) == ("us-west-2", "123456789012")
+    assert "eu-central-1" in account.enabled_regions()
+    assert account.aws_of("eu-central-1") is account.aws_of("eu-central-1")
+    assert account.aws_of("eu-central-1").ec2.meta.region_name == "eu-central-1"  # type: ignore[attr-defined]

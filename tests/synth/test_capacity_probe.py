@@ -180,7 +180,8 @@ def test_the_package_imports_nothing_but_itself_the_standard_library_and_boto3(r
 
 
 def test_templates_pass_cfn_lint(assembly: Path) -> None:
-    files = [str(p) for p in assembly.glob("*.template.json")]
+    # These hold every kind of resource and statement that any mode makes.
+    files = [str(assembly / f"{name}.template.json") for name in ("claim-hold", "claim-block", "probe-probe")]
     lint = Path(sys.executable).parent / "cfn-lint"
     # W3005: CDK's own Provider and Function state dependencies twice.
     run = subprocess.run([lint, "--ignore-checks", "W3005", "--", *files], capture_output=True, text=True)
