@@ -30,6 +30,8 @@ HF_SECRET_ENV = "HF_TOKEN_SECRET_ARN"
 _PUBLIC_REGISTRY = "public.ecr.aws/"
 # Where the operator is expected when another team installed it.
 OPERATOR_NAMESPACE = "kuberay-system"
+# Each is a resource of its own: on an update the handler's event holds the old and the new text.
+_JOB_CONFIG_MAPS = 2
 
 
 class RayTrainCluster(Construct):
@@ -76,7 +78,9 @@ class RayTrainCluster(Construct):
         groups = [nodes] if isinstance(nodes, EfaGpuNodeGroup) else list(nodes)
         if not groups and not worker_groups:
             raise SettingsError("a RayTrainCluster needs nodes=EfaGpuNodeGroup or worker_groups, got neither")
-        job = job_config_map(Path(job_dir), name=f"{name}-job", namespace=namespace, labels=_labels(name))
+        job = job_config_map(
+            Path(job_dir), name=f"{name}-job", namespace=namespace, labels=_labels(name), max_objects=_JOB_CONFIG_MAPS
+        )
         extra_env = dict(env or {})
         if hf_token_secret_arn:
             extra_env[HF_SECRET_ENV] = hf_token_secret_arn
@@ -89,6 +93,7 @@ class RayTrainCluster(Construct):
             workers=(*_worker_groups(groups), *worker_groups),
             job_config_map=f"{name}-job",
             job_items=job.items,
+            job_further_items=job.further_items,
             head_node_selector=dict(SYSTEM_NODE_SELECTOR if head_node_selector is None else head_node_selector),
             service_account=service_account,
             storage_path=storage.storage_path if storage else None,
@@ -135,8 +140,9 @@ class RayTrainCluster(Construct):
             after=[base],
         )
         files = self._manifest("JobFiles", [job.manifest, cluster_facts(self.spec)], after=[base])
+        further = [self._manifest(f"JobFiles{n}", [more], after=[base]) for n, more in enumerate(job.manifests[1:], 2)]
         # Created last and deleted first, while the operator (which clears its finalizers) and the nodes are still there.
-        after: list[IDependable] = [policies, files, self.identity.ready, *(group.ready for group in groups)]
+        after: list[IDependable] = [policies, files, *further, self.identity.ready, *(group.ready for group in groups)]
         if operator is not None:
             after.append(operator.ready)
         self.ray_cluster = self._manifest("RayCluster", [ray], after=after)

@@ -11,6 +11,8 @@ import pytest
 
 from eks_ray_train.errors import SettingsError
 from eks_ray_train.manifests.job_files import SIZE_LIMIT_BYTES, JobFiles, job_config_map
+from eks_ray_train.manifests.ray_cluster import ray_cluster
+from tests.pure.manifest_support import cluster_spec, head_of, workers_of
 
 
 def _folder(root: Path, files: Mapping[str, str | bytes]) -> Path:
@@ -123,6 +125,46 @@ def test_a_missing_folder_is_an_error(tmp_path: Path) -> None:
 
 
 def test_the_job_of_this_repository_fits(repo: Path) -> None:
-    files = _render(repo / "job")
-    assert "train.py" in files.items
+    files = _render(repo / "job", max_objects=2)
+    assert "train.py" in {path for items in files.items_by_map.values() for path in items.values()}
     assert files.size_bytes < SIZE_LIMIT_BYTES
+
+
+def test_a_folder_over_the_limit_is_spread_over_more_objects_only_where_allowed(tmp_path: Path) -> None:
+    content = {"train.py": "t", **{f"pkg/m{number}.py": chr(96 + number) * 20_000 for number in range(1, 16)}}
+    _folder(tmp_path, content)
+    with pytest.raises(SettingsError, match=r"at most 239,999 fit; biggest"):
+        _render(tmp_path)
+    files = _render(tmp_path, max_objects=2)
+    assert [manifest["metadata"]["name"] for manifest in files.manifests] == ["ray-train-job", "ray-train-job-2"]
+    mounted: dict[str, str] = {}
+    for manifest, items in zip(files.manifests, files.items_by_map.values(), strict=True):
+        assert set(manifest["data"]) == set(items)
+        mounted |= {items[key]: text for key, text in manifest["data"].items()}
+    assert mounted == content
+
+
+def test_an_edit_moves_no_file_between_objects(tmp_path: Path) -> None:
+    content = {"train.py": "t", **{f"pkg/m{number}.py": "x" * 20_000 for number in range(15)}}
+    before = _render(_folder(tmp_path, content), max_objects=2)
+    after = _render(_folder(tmp_path, {"pkg/m0.py": "y" * 15_000, "train.py": "tt"}), max_objects=2)
+    assert before.items_by_map == after.items_by_map
+    assert before.digest != after.digest
+
+
+def test_one_file_over_the_limit_is_an_error_however_many_objects_are_allowed(tmp_path: Path) -> None:
+    _folder(tmp_path, {"train.py": "", "big.txt": "x" * 240_000})
+    with pytest.raises(SettingsError, match=r"spread over 3 it does not fit either\); biggest files: big\.txt"):
+        _render(tmp_path, max_objects=3)
+
+
+def test_the_pods_see_all_objects_as_one_folder(tmp_path: Path) -> None:
+    files = _render(_folder(tmp_path, {"train.py": "", **{f"m{number}.py": "x" * 20_000 for number in range(15)}}), max_objects=2)
+    manifest = ray_cluster(cluster_spec(job_items=files.items, job_further_items=files.further_items))
+    for template in (head_of(manifest), *workers_of(manifest)):
+        (volume,) = [volume for volume in template["spec"]["volumes"] if volume["name"] == "job"]
+        sources = [source["configMap"] for source in volume["projected"]["sources"]]
+        assert [source["name"] for source in sources] == ["ray-train-job", "ray-train-job-2"]
+        assert sorted(item["path"] for source in sources for item in source["items"]) == sorted(
+            path.name for path in tmp_path.iterdir()
+        )

@@ -27,6 +27,7 @@ def rayjob_schema(shared_dir: Path) -> dict[str, Any]:
 FULL = {
     "hf_secret_name": "hf-token",
     "fsx_claim": "fsx",
+    "job_further_items": {"ray-train-job-2": {"more.py": "more.py"}},
     "extra_env": {"NCCL_NET": "Libfabric"},
     "allow_interrupt": True,
     "workers": (

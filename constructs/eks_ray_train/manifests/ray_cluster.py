@@ -64,7 +64,8 @@ class WorkerGroup:
 class RayClusterSpec:
     """Everything that a RayCluster, or the cluster inside a RayJob, is made of.
 
-    ``job_items`` maps the job ConfigMap's keys to paths (``JobFiles.items``). Where absent: ``service_account`` the
+    ``job_items`` maps the job ConfigMap's keys to paths (``JobFiles.items``), ``job_further_items`` those of further
+    ConfigMaps by their name (``JobFiles.further_items``; absent: there are none). Where absent: ``service_account`` the
     namespace's default (without a token); ``storage_path`` no default for the job's ``--storage-path``; ``region`` AWS
     libraries find it by themselves; ``hf_secret_name`` no ``HF_TOKEN``; ``fsx_claim`` nothing at /fsx; ``socket_ifname``
     eth0 (with ``host_network``: everything but unreachable interfaces); ``expected_gpus`` replicas × GPUs (must be given
@@ -80,6 +81,7 @@ class RayClusterSpec:
     workers: tuple[WorkerGroup, ...]
     job_config_map: str
     job_items: Mapping[str, str]
+    job_further_items: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     head: PodSize = HEAD_POD
     head_node_selector: Mapping[str, str] = field(default_factory=dict)
     head_taints: tuple[Taint, ...] = ()
@@ -159,6 +161,7 @@ def ray_cluster_spec(spec: RayClusterSpec, *, label: str) -> dict[str, Any]:
         image=spec.image,
         job_config_map=spec.job_config_map,
         job_items=spec.job_items,
+        job_further_items=spec.job_further_items,
         facts_config_map=names.cluster_facts_name(spec.name),
         service_account=spec.service_account,
         storage_path=spec.storage_path,

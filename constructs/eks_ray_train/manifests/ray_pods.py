@@ -47,6 +47,7 @@ class PodParts:
     image: str
     job_config_map: str
     job_items: Mapping[str, str]
+    job_further_items: Mapping[str, Mapping[str, str]]
     facts_config_map: str
     service_account: str | None = None
     storage_path: str | None = None
@@ -175,9 +176,8 @@ def _environment(parts: PodParts, env: Mapping[str, str]) -> list[dict[str, Any]
 def _template(
     parts: PodParts, container: dict[str, Any], size: PodSize, node_selector: Mapping[str, str], taints: Sequence[Taint]
 ) -> dict[str, Any]:
-    job_items = [{"key": key, "path": path} for key, path in sorted(parts.job_items.items())]
     volumes: list[dict[str, Any]] = [
-        {"name": "job", "configMap": {"name": parts.job_config_map, "items": job_items}},
+        {"name": "job", **_job_volume(parts)},
         # A whole volume, not a subPath: only then the kubelet refreshes it when the node count changes.
         {"name": "cluster-facts", "configMap": {"name": parts.facts_config_map}},
         # Counts against the container's memory limit. Half of it: Ray's object store takes 30 %, NCCL and data loaders
@@ -206,3 +206,13 @@ def _template(
         },
         "spec": spec,
     }
+
+
+def _job_volume(parts: PodParts) -> dict[str, Any]:
+    """The job's folder: one ConfigMap, or several that a projected volume puts together."""
+    maps = {parts.job_config_map: parts.job_items, **parts.job_further_items}
+    sources = [
+        {"configMap": {"name": name, "items": [{"key": key, "path": path} for key, path in sorted(items.items())]}}
+        for name, items in maps.items()
+    ]
+    return sources[0] if len(sources) == 1 else {"projected": {"sources": sources}}
