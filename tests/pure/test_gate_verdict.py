@@ -69,6 +69,9 @@ def test_two_nodes_on_efa_pass_without_reservation() -> None:
         ("a process of a good node whose plugin gives up", [*GOOD, "gpu-b:201:211 [1] NCCL INFO " + PROVIDER, "gpu-b:201:211 [1] NCCL INFO NET/OFI aws-ofi-nccl initialization failed"], 2, "gave the plugin up"),
         ("two runs of two nodes instead of one of four", [*GOOD, *[line.replace("gpu-", "gpx-") for line in GOOD], A + "comm 0x1f rank 0 nRanks 2 nNodes 2 localRanks 1"], 4, "spans 2 of 4"),
         ("a line that lost the beginning of its host", [*GOOD, B.removeprefix("gpu-") + PROVIDER, B.removeprefix("gpu-") + NETWORK], 3, "2 of 3 nodes"),
+        ("one node that uses EFA within itself", [A + PROVIDER, A + NETWORK, *[f"gpu-a:{100 + r}:9 [{r}] NCCL INFO Channel 01/1 : {r}[{r}] -> {1 - r}[{1 - r}] [{way}] via NET/Libfabric/0/GDRDMA/Shared" for r in (0, 1) for way in ("send",)], *[f"gpu-a:{100 + r}:9 [{r}] NCCL INFO Channel 01/1 : {1 - r}[{1 - r}] -> {r}[{r}] [receive] via NET/Libfabric/0/GDRDMA/Shared" for r in (0, 1)]], 2, "no channel crosses"),
+        ("the same without host names", ["NCCL INFO " + PROVIDER, "NCCL INFO Channel 01/1 : 1[1] -> 0[0] [receive] via NET/Libfabric/0/GDRDMA/Shared"], 2, "no channel crosses"),
+        ("one of two nodes uses EFA within itself", [*GOOD[:3], B + PROVIDER, B + NETWORK, B + "Channel 01/1 : 2[0] -> 3[1] [send] via NET/Libfabric/0", "gpu-b:201:9 [1] NCCL INFO Channel 01/1 : 2[0] -> 3[1] [receive] via NET/Libfabric/0"], 2, "gpu-b: its channels stay"),
         ("an mpirun rank that shows nothing", ["[1,0]<stdout>:" + line for line in GOOD] + ["[1,7]<stdout>:step 1"], 2, "rank 7"),
     ],
 )  # fmt: skip
@@ -160,6 +163,25 @@ TCP = [
     B + SOCKET,
     B + EFA_RECEIVE.replace("Libfabric", "Socket"),
 ]
+
+
+@pytest.mark.parametrize(
+    "suffix",
+    ["/GDRDMA", "/GDRDMA/flush=None", "/GDRDMA(PCI)", "(4)/GDRDMA/Shared", "/Shared", "/GDRDMA comm 0x7f00 nRanks 16"],
+)
+def test_suffixes_of_channels_are_known(suffix: str) -> None:
+    lines = [line.replace("Libfabric/0", "Libfabric/0" + suffix) for line in GOOD]
+    assert verdict(lines).outcome == "pass"
+    assert "cut" not in " ".join(verdict(lines).reasons)
+    assert verdict(lines, instance=ExpectedFabric(gpudirect_rdma=True)).outcome == (
+        "pass" if "GDRDMA" in suffix else "fail"
+    )
+
+
+def test_channels_between_nodes_need_not_join_gpus_of_one_number() -> None:
+    far = "Channel 00/0 : 7[3] -> 0[0] [{}] via NET/Libfabric/0"
+    lines = [A + PROVIDER, A + far.format("receive"), B + PROVIDER, B + far.format("send")]
+    assert verdict(lines).outcome == "pass"
 
 
 def test_the_negative_control_passes_over_tcp_and_fails_over_efa() -> None:

@@ -13,6 +13,8 @@ MAX_LINES = 5
 """Verbatim lines kept per rank and per node."""
 MAX_LINE_CHARS = 1000
 """Longer evidence is cut: a process may print a line of megabytes."""
+MAX_PEERS = 32
+"""Channels over a network that are looked at per process for where they lead."""
 MAX_RANKS = 65_536
 """Processes told apart; far above the largest cluster, so that hostile input cannot fill memory."""
 
@@ -70,6 +72,15 @@ class RankEvidence:
     channels: set[Net] = field(default_factory=set)
     """What its channels between nodes go over."""
     foreign_names: set[str] = field(default_factory=set)
+    own_ranks: set[int] = field(default_factory=set)
+    """Its numbers in the communicators whose channels it set up."""
+    peers: set[int] = field(default_factory=set)
+    """The other ends of channels over a network, as far as kept."""
+    apart: bool = False
+    """Some such channel goes to another node for certain."""
+    blocks: set[bool] = field(default_factory=set)
+    """Whether those channels look, by ranks and GPU numbers, as if they stayed within a node."""
+    net_lines: int = 0
     local_channels: bool = False
     gdr_channels: bool = False
     """Some channel over Libfabric uses GPUDirect RDMA."""
@@ -122,10 +133,31 @@ class RankEvidence:
         self.host, self.ip = self.host or other.host, self.ip or other.ip
         self.rank = self.rank if self.rank is not None else other.rank
         self.comm_ranks = max((c for c in (self.comm_ranks, other.comm_ranks) if c), default=None)
-        for name in ("providers", "networks", "initialized", "channels", "foreign_names", "nics", "hints"):
+        for name in (
+            "providers",
+            "networks",
+            "initialized",
+            "channels",
+            "foreign_names",
+            "nics",
+            "hints",
+            "own_ranks",
+            "peers",
+            "blocks",
+        ):
             getattr(self, name).update(getattr(other, name))
         self.statements += other.statements
-        for name in ("local_channels", "gdr_channels", "ofi_seen", "plugin_failed", "cut", "cut_bare", "cut_channel"):
+        self.net_lines += other.net_lines
+        for name in (
+            "apart",
+            "local_channels",
+            "gdr_channels",
+            "ofi_seen",
+            "plugin_failed",
+            "cut",
+            "cut_bare",
+            "cut_channel",
+        ):
             setattr(self, name, getattr(self, name) or getattr(other, name))
         for kind, count in other.repeats.items():
             self.repeats[kind] = self.repeats.get(kind, 0) + count

@@ -44,6 +44,11 @@ class Parsed:
     value: str = ""
     number: int | None = None
     own_rank: int | None = None
+    peer: int | None = None
+    same_device: bool = False
+    """The channel's two ranks have GPUs of one number, so they are on different nodes."""
+    same_block: bool = False
+    """Their ranks lie as far apart as their GPUs' numbers, as they do within one node."""
     size: int = 0
     nodes: int | None = None
     gdr: bool = False
@@ -176,7 +181,12 @@ def _channel(body: bytes, out: Parsed, *, clean: bool) -> Parsed:
     if match := p.CHANNEL.search(body):
         whole = clean and match.start() == 0
         via = match["via"]
-        out.own_rank = int(match["b" if match["way"] == b"receive" else "a"][:9])
+        own, other = ("b", "a") if match["way"] == b"receive" else ("a", "b")
+        out.own_rank, out.peer = int(match[own][:9]), int(match[other][:9])
+        own_dev, other_dev = match[own + "_dev"], match[other + "_dev"]
+        out.same_device = own_dev is not None and own_dev == other_dev and out.own_rank != out.peer
+        if own_dev and other_dev and own_dev.isdigit() and other_dev.isdigit():
+            out.same_block = out.own_rank - int(own_dev[:9]) == out.peer - int(other_dev[:9])
         if net := p.VIA_NET.match(via):
             out.gdr = b"GDRDMA" in net["more"]
             return _named(net["name"], Kind.NET_CHANNEL, out, clean=whole)

@@ -10,7 +10,7 @@ import json
 import re
 from collections.abc import Iterable
 
-from eks_ray_train.gate.evidence import MAX_LINES, MAX_RANKS, Evidence, Net, RankEvidence
+from eks_ray_train.gate.evidence import MAX_LINES, MAX_PEERS, MAX_RANKS, Evidence, Net, RankEvidence
 from eks_ray_train.gate.lines import Kind, Parsed, parse, read_prefix, strip_colour
 
 HEAD_BYTES = 8192
@@ -103,7 +103,10 @@ class LogParser:
                 self._plain(line, identity)
 
     def _channel(self, line: bytes, at: int, via: int, identity: Identity | None) -> None:
-        """A channel line that is not known by its head and tail: perhaps without its time, else a new one."""
+        """A channel line that is not known by its head and tail: perhaps without its time, else a new one.
+
+        One over a network becomes known only when it is clear, or seen often enough, where this process's channels lead.
+        """
         raw = key = None
         if identity is None and 0 < via - at < _CHANNEL_CHARS and not line.startswith(_WRAPPED):
             head = _without_clock(line, at)
@@ -112,9 +115,12 @@ class LogParser:
             if key in self._seen:
                 self._remember(raw)
                 return
-        kind = self._parse(_unwrapped(line) if line.startswith(_WRAPPED) else line, identity)
+        kind, rank = self._parse(_unwrapped(line) if line.startswith(_WRAPPED) else line, identity)
         self._note_speaker(line)
-        if raw is not None and key is not None and kind in (Kind.NET_CHANNEL, Kind.LOCAL_CHANNEL):
+        known = kind is Kind.LOCAL_CHANNEL or (
+            kind is Kind.NET_CHANNEL and rank and (rank.apart or rank.net_lines >= MAX_PEERS)
+        )
+        if raw is not None and key is not None and known:
             self._remember(raw)
             self._remember(key)
 
@@ -148,8 +154,8 @@ class LogParser:
             self._heads.clear()
         self._heads |= {head, b""}
 
-    def _parse(self, line: bytes, identity: Identity | None) -> Kind | None:
-        """Read one line into the evidence; returns what it says."""
+    def _parse(self, line: bytes, identity: Identity | None) -> tuple[Kind | None, RankEvidence | None]:
+        """Read one line into the evidence; returns what it says, and of whom."""
         if b"NCCL" in line:
             self._out.nccl_lines = True
         said = parse(line[:HEAD_BYTES])
@@ -157,13 +163,13 @@ class LogParser:
             net = Net.IB if late[0].endswith((b"IB", b"IB to comm")) else Net.SOCKET
             self._against(net, late[0].decode("ascii", "replace"))
         if said is None:
-            return None
+            return None, None
         rank = self._rank(said, identity)
         if rank is None:
             self._out.overflow += 1
-            return None
+            return None, None
         self._apply(said, rank, line)
-        return said.kind
+        return said.kind, rank
 
     def _rank(self, said: Parsed, identity: Identity | None) -> RankEvidence | None:
         if identity is not None:
@@ -193,6 +199,8 @@ class LogParser:
         rank.statements += 1
         rank.ofi_seen |= said.ofi
         rank.plugin_failed |= said.plugin_failed
+        if said.own_rank is not None and len(rank.own_ranks) < MAX_PEERS:
+            rank.own_ranks.add(said.own_rank)
         if said.own_rank is not None and (rank.comm_ranks is None or said.size > rank.comm_ranks[0]):
             rank.comm_ranks = (said.size, said.own_rank)
         if kind is Kind.OTHER and not said.error:
@@ -226,6 +234,7 @@ class LogParser:
                 first = net not in rank.channels
                 rank.channels.add(net)
                 rank.gdr_channels |= said.gdr
+                self._lead(rank, said)
                 if not first:
                     return
             elif kind is Kind.NETWORK:
@@ -235,6 +244,15 @@ class LogParser:
             else:
                 rank.hints.add(net)
             self._record(rank, text, said, for_efa=net is Net.OFI)
+
+    @staticmethod
+    def _lead(rank: RankEvidence, said: Parsed) -> None:
+        """Keep where a channel over a network leads."""
+        rank.net_lines += 1
+        rank.apart |= said.same_device
+        if said.peer is not None and len(rank.peers) < MAX_PEERS:
+            rank.peers.add(said.peer)
+            rank.blocks.add(said.same_block)
 
     @staticmethod
     def _record(rank: RankEvidence, text: str, said: Parsed, *, for_efa: bool) -> None:

@@ -23,9 +23,18 @@ class Node:
         return self.name or "(no host named)"
 
     @property
-    def net_channels(self) -> bool:
-        """Whether some channel leaves the node."""
-        return any(rank.channels for rank in self.ranks)
+    def crossing(self) -> bool:
+        """Whether some channel leaves the node.
+
+        "via NET/" alone does not say so: without P2P and shared memory, NCCL goes through the network within a node too.
+        """
+        speaking = [rank for rank in self.ranks if rank.channels]
+        if any(rank.apart or not rank.peers for rank in speaking):
+            return True
+        if self.name is None:
+            return any(rank.blocks != {True} for rank in speaking)
+        own = {number for rank in self.ranks for number in (*rank.own_ranks, rank.number)}
+        return any(rank.peers - own for rank in speaking)
 
     @property
     def has_channels(self) -> bool:
@@ -52,7 +61,7 @@ class Node:
 
     def transport(self) -> Transport:
         """What the node's ranks agree on."""
-        if self.has_channels and not self.net_channels:
+        if self.has_channels and not self.crossing:
             return Transport.NONE
         kinds = self.kinds()
         if not kinds:
@@ -62,7 +71,7 @@ class Node:
     def evidence_for(self, wanted: Transport) -> bool:
         """Whether this node itself shows that it uses ``wanted``: by its channels, or, where it shows none, by selection."""
         ranks = [rank for rank in self.ranks if rank.strong and rank.transport(self.providers) is wanted]
-        return any(rank.channels for rank in ranks) if self.has_channels else bool(ranks)
+        return any(rank.channels for rank in ranks) and self.crossing if self.has_channels else bool(ranks)
 
 
 def sort_into_nodes(evidence: Evidence) -> list[Node]:

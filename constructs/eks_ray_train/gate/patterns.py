@@ -41,13 +41,13 @@ CUT_HEAD = re.compile(
     rb"(?: (?:\[(?:\d+(?:\](?: (?:N(?:C(?:C(?:L(?: (?:I(?:N(?:F)?)?|W(?:A(?:R)?)?)?)?)?)?)?)?)?)?)?)?)?$"
 )
 
-NODES = rb"(?P<a>\d+)(?:\[\w+\])? -> (?P<b>\d+)(?:\[\w+\])?(?: \[(?P<way>send|receive)\])? via "
+NODES = rb"(?P<a>\d+)(?:\[(?P<a_dev>\w+)\])? -> (?P<b>\d+)(?:\[(?P<b_dev>\w+)\])?(?: \[(?P<way>send|receive)\])? via "
 CHANNEL = re.compile(rb"(?:Channel|Ring) \d+(?:/\d+)? : " + NODES + rb"(?P<via>\S.*?)\s*$")
 CHANNEL_TAIL = re.compile(
     rb"(?:-> \d+(?:\[\w+\])?(?: \[(?:send|receive)\])? |\[(?:send|receive)\] |^\s*(?=via NET/\w+/\d))via NET/(?P<name>[A-Za-z][^/\n]*)"
 )
 RING_LIST = re.compile(rb"Channel \d+(?:/\d+)? :\s{2,}\d")
-VIA_NET = re.compile(rb"NET/(?P<name>[^/]+)/\d+(?:\(\d+\))?(?P<more>(?:/[\w()]+)*)$")
+VIA_NET = re.compile(rb"NET/(?P<name>[^/]+)/\d+(?:\(\d+\))?(?P<more>(?:/[\w()=.,:-]+)*)(?: comm \w+ nRanks \d+)?$")
 SELECTED = re.compile(
     rb"NET/OFI Selected [Pp]rovider is (?P<provider>[\w;.+-]+)(?:,? fabric is [^\s(]+)?(?: \(found (?P<nics>\d+) nics?\))?$"
 )

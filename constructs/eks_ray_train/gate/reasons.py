@@ -170,7 +170,7 @@ def overflow(count: int) -> str:
 
 
 def node_without_evidence(node: Node, wanted: Transport) -> str:
-    if node.has_channels and not node.net_channels:
+    if node.has_channels and not node.crossing:
         what = f"its channels stay within the node, none shows {_NAMES[wanted]}"
     elif any(rank.networks or rank.channels for rank in node.ranks):
         return _with(node.label, _NO_PROVIDER, _first(*(rank.lines for rank in node.ranks)), _SUBSYS)

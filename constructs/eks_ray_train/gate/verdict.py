@@ -53,7 +53,7 @@ class _Case:
         self.nodes = sort_into_nodes(evidence)
         self.named = [node for node in self.nodes if node.name is not None]
         self.ranks = [rank for node in self.nodes for rank in node.ranks]
-        self.crossing = any(rank.channels for rank in self.ranks)
+        self.crossing = any(node.crossing for node in self.nodes)
         self.general: list[str] = []
         self.of_node: dict[Node, list[str]] = {node: [] for node in self.nodes}
         self.notes: list[str] = []
@@ -163,7 +163,7 @@ class _Case:
         folded = max(folds.values(), default=0)
         for node in self.nodes:
             # What broke off may name another network, or show that the node's channels stay within it.
-            whole = [r for r in node.ranks if r.settled and r.pid is not None] if node.net_channels else []
+            whole = [r for r in node.ranks if r.settled and r.pid is not None] if node.crossing else []
             cut = [r for r in node.ranks if (r.cut and r not in whole) or (r.cut_bare and not named)]
             if cut:
                 self.doubt = True
