@@ -71,7 +71,10 @@ def test_hold_shrinks_when_the_nodes_are_gone_not_before() -> None:
     stack = FakeStack(World())
     stack.create(Capacity="hold", NodeCount="3")
     before = stack.world.active(STACK_ID)[0]
+    stack.world.pass_time(600)
+    end = before["EndDate"]
     assert stack.update(NodeCount="1").ok
+    assert before["EndDate"] > end, "an update pauses the renewals, so it begins with a fresh hour"
     assert before["TotalInstanceCount"] == 3, "three nodes used it while the claim was updated"
     stack.tick()
     assert (before["TotalInstanceCount"], before["AvailableInstanceCount"]) == (1, 0)
