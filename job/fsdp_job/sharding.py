@@ -86,11 +86,20 @@ def apply(
 
 
 def _recompute(block: nn.Module, how: str) -> None:
-    """Wrap the block's forward function; unlike a wrapper module this leaves parameter names as they are."""
+    """Wrap the block's forward function; unlike a wrapper module this leaves parameter names as they are.
+
+    A plain function, since torch.compile does not look into a ``functools.partial`` of ``checkpoint``: with one the
+    whole block ran uncompiled.
+    """
     options: dict[str, Any] = {"use_reentrant": False}
     if how == "selective":
         options["context_fn"] = functools.partial(create_selective_checkpoint_contexts, _keep_expensive)
-    block.forward = functools.partial(checkpoint, block.forward, **options)  # type: ignore[method-assign]
+    original = block.forward
+
+    def recomputed(*args: Any, **kwargs: Any) -> Any:
+        return checkpoint(original, *args, **options, **kwargs)
+
+    block.forward = recomputed  # type: ignore[method-assign]
 
 
 _EXPENSIVE = {
