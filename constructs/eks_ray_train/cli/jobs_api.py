@@ -223,9 +223,9 @@ class JobsClient:
             raise NoSuchJob(f"the cluster at {self.address} knows no job {job_id!r}; `eks-ray-train status` lists its jobs")
         return bool(self._json(response, "the stop").get("stopped"))
 
-    def nodes(self) -> list[dict[str, Any]]:
+    def nodes(self, *, read_timeout_s: float = READ_TIMEOUT_S) -> list[dict[str, Any]]:
         """Ray's nodes that are alive: address, resources (as the dashboard gives them)."""
-        data = self._json(self._request("GET", "/nodes?view=summary"), "the question for the nodes")
+        data = self._json(self._request("GET", "/nodes?view=summary", read_timeout_s=read_timeout_s), "the question for the nodes")
         summary = data.get("data", {}).get("summary", [])
         return [node for node in summary if node.get("raylet", {}).get("state") == "ALIVE"]
 

@@ -30,7 +30,7 @@ from .processes import descendants, end_with_parent, stop_all
 PORTS_A_NODE = 80
 WORKER_PORTS_FROM = 12  # the block's first ports are the node's own services
 FIRST_PORT, LAST_PORT = 20_000, 32_000  # below Linux's range for outgoing connections (32768 on)
-START_SECONDS = 180.0
+START_SECONDS = 240.0
 OBJECT_STORE_BYTES = 150 * 1024**2
 # Ray's sockets lie in <folder>/session_<date>_<pid>/sockets/plasma_store; a Unix socket's path has at most 107 characters.
 MAX_FOLDER = 36
@@ -201,13 +201,17 @@ class LocalCluster:
 
         client = JobsClient(self.address, token=self.token)
         wanted = {node.address for node in nodes}
+        said = "nothing yet"
         try:
             while True:
-                with contextlib.suppress(ClusterNotReadyError):
-                    joined = {str(node["raylet"].get("nodeManagerAddress")) for node in client.nodes()}
+                try:
+                    joined = {str(node["raylet"].get("nodeManagerAddress")) for node in client.nodes(read_timeout_s=10)}
                     if wanted <= joined:
                         return
-                self._check(give_up, f"not every node has joined ({', '.join(node.name for node in nodes)} expected)")
+                    said = f"nodes {', '.join(sorted(joined)) or 'none'}"
+                except ClusterNotReadyError as error:
+                    said = str(error)
+                self._check(give_up, f"not all of {', '.join(sorted(wanted))} have joined (the dashboard says: {said})")
         finally:
             client.close()
 
@@ -223,7 +227,8 @@ class LocalCluster:
 
     def _tail(self, node: LocalNode, lines: int = 15) -> str:
         texts = []
-        for path in [node.log, *sorted(node.folder.glob("session_*/logs/raylet.err")), *sorted(node.folder.glob("session_*/logs/gcs_server.err"))]:
+        logs = node.folder / "session_latest" / "logs"
+        for path in (node.log, *(logs / name for name in ("raylet.err", "gcs_server.err", "dashboard.log", "dashboard_agent.log"))):
             with contextlib.suppress(OSError):
                 content = path.read_text(encoding="utf-8", errors="replace").splitlines()[-lines:]
                 if content:

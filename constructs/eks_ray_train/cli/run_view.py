@@ -58,6 +58,9 @@ class RunView:
                 self.failure.feed_event(event)
                 if self.record.feed(event):
                     shown = self._event(event)
+                    if self._held and event["event"] != "step":
+                        text.append(self._held)
+                        self._held = None
                     if shown:
                         text.append(shown)
         if text and not self._quiet:

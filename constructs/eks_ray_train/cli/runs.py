@@ -187,7 +187,9 @@ def tell_result(result: RunResult, tell: TextIO) -> None:
     if result.failure:
         print(f"why: {result.failure}", file=tell)
     verdict = result.verdict
-    if verdict is not None:
+    if verdict is not None and verdict.outcome == "not-judged":
+        print("gate: not-judged (no transport between nodes is expected of this run)", file=tell)
+    elif verdict is not None:
         print(
             f"gate: {verdict.outcome} (transport {verdict.transport.json_value}, expected {verdict.expected}; "
             f"{verdict.nodes_seen} of {verdict.nodes_expected} nodes, {verdict.ranks_seen} ranks seen)",

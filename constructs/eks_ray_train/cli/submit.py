@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from .connect import add_address
@@ -84,7 +85,7 @@ def run(args: argparse.Namespace) -> int:
     out = sys.stderr if args.json else sys.stdout
     with connect(args.address) as target:
         submission_id = new_submission_id()
-        target.mark_busy(submission_id)
+        _mark(target.mark_busy, submission_id)
         submit_run(target, request, submission_id=submission_id, tell=sys.stderr)
         if not args.follow:
             print(f"follow it: eks-ray-train logs {submission_id} --follow; stop it: eks-ray-train stop {submission_id}", file=sys.stderr)
@@ -97,7 +98,7 @@ def run(args: argparse.Namespace) -> int:
         view = RunView(out=out, judge=judge, usd_per_hour=target.usd_per_hour)
         result = follow_run(target, request, submission_id=submission_id, view=view, judge=judge)
         if not result.detached:
-            target.clear_busy(submission_id)
+            _mark(target.clear_busy, submission_id)
     tell_result(result, sys.stderr)
     if args.junit and result.verdict is not None:
         write_junit(result, args.junit)
@@ -108,3 +109,13 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps(document))
     return int(result.exit_code)
+
+
+def _mark(how: Callable[[str], None], submission_id: str) -> None:
+    """The mark protects a run from updates; not being allowed to set it is no reason to refuse the run."""
+    from eks_ray_train.errors import EksRayTrainError
+
+    try:
+        how(submission_id)
+    except EksRayTrainError as error:
+        print(f"the RayCluster's busy mark could not be changed: {error}", file=sys.stderr)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from .runs import RunResult
 
 JOB_ARGUMENTS = "unknown"
-STEPS = 80
+STEPS = 100
 WORKERS = 2
 TEXT_BYTES = 8 * 1024**2
 # What the job is given unless the user says otherwise (later words win).
