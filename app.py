@@ -10,20 +10,17 @@ from eks_ray_train.settings import read_cdk_json
 
 use_bundled_node()
 
-from aws_cdk import Annotations, App, Environment, Stack  # noqa: E402
+from aws_cdk import App, Environment  # noqa: E402
 
 from stacks import EksStack, NetworkStack, TrainingStack  # noqa: E402
 
 ROOT = Path(__file__).resolve().parent
 
 
-def build(app: App, settings: Settings, env: Environment) -> list[Stack]:
+def build(app: App, settings: Settings, env: Environment) -> None:
     network = NetworkStack(app, "EksRayTrainNetwork", settings=settings, env=env)
     eks = EksStack(app, "EksRayTrainCluster", settings=settings, vpc=network.vpc, env=env)
-    training = TrainingStack(app, "EksRayTrainTraining", settings=settings, eks=eks, job_dir=ROOT / "job", env=env)
-    for number, warning in enumerate(settings.warnings()):
-        Annotations.of(network).add_warning_v2(f"eks-ray-train:setting-{number}", warning)
-    return [network, eks, training]
+    TrainingStack(app, "EksRayTrainTraining", settings=settings, eks=eks, job_dir=ROOT / "job", env=env)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from aws_cdk import CfnOutput, CrossStackReferences, Environment, ReferenceStrength, Stack
+from aws_cdk import Annotations, CfnOutput, CrossStackReferences, Environment, ReferenceStrength, Stack
 from aws_cdk import aws_ec2 as ec2
 from constructs import Construct
 
@@ -37,6 +37,11 @@ class EksStack(Stack):
         else:
             self.cluster = existing_cluster(
                 self, "Eks", vpc=vpc, attributes=settings.existing_cluster, kubectl_minor=settings.kubectl_layer_minor
+            )
+        if own and not settings.public_access_cidrs:
+            Annotations.of(self).add_info(
+                "The cluster's endpoint is private: submit and kubectl reach it from inside the VPC or through a tunnel. "
+                "eks-ray-train init writes your address to public_access_cidrs."
             )
         system_nodes = SystemNodeGroup(
             self,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from aws_cdk import CrossStackReferences, Environment, ReferenceStrength, Stack
+from aws_cdk import Annotations, CrossStackReferences, Environment, ReferenceStrength, Stack
 from aws_cdk import aws_ec2 as ec2
 from constructs import Construct
 
@@ -16,6 +16,8 @@ class NetworkStack(Stack):
     def __init__(self, scope: Construct, id: str, *, settings: Settings, env: Environment) -> None:
         super().__init__(scope, id, env=env, description="eks-ray-train: network and early capacity check")
         CrossStackReferences.of(self).consume(ReferenceStrength.WEAK)
+        for number, warning in enumerate(settings.warnings()):
+            Annotations.of(self).add_warning_v2(f"eks-ray-train:setting-{number}", warning)
         self.vpc: ec2.IVpc = (
             existing_vpc(
                 self, "ExistingVpc", vpc_id=settings.existing_vpc_id, existing_cluster=settings.existing_cluster

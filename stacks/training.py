@@ -16,6 +16,7 @@ from eks_ray_train import (
     SpendingLimit,
     get_instance_type,
 )
+from eks_ray_train.arm_key import arm_key
 from eks_ray_train.storage import make_storage
 
 from .eks import EksStack
@@ -49,6 +50,7 @@ class TrainingStack(Stack):
             reservation_id=settings.capacity_reservation_id,
             preferred_zone=settings.gpu_zone,
             max_hours=settings.max_hours,
+            arm_key=arm_key(self),
         )
         self.nodes = EfaGpuNodeGroup(
             self,

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import jsii
 from aws_cdk import IStableAnyProducer, Lazy
 from aws_cdk import aws_eks_v2 as eks
-from constructs import Construct, IDependable
+from constructs import Construct, IConstruct, IDependable
 
 from .cluster_type import AnyCluster
 from .helm import efa_device_plugin_release, nvidia_device_plugin_release
@@ -91,8 +92,7 @@ class DevicePlugins(Construct):
                 "supportedInstanceLabels": {"values": sorted({*CATALOGUE, *instance_types})},
             },
         )
-        # Found again by EfaGpuNodeGroup through the cluster object that both were given.
-        cluster._eks_ray_train_device_plugins = self  # type: ignore[attr-defined]
+        _remember(cluster, self)
 
     def tolerate(self, taints: Iterable[Taint]) -> None:
         """Adds tolerations for ``taints`` to both charts, any time before synth."""
@@ -101,3 +101,16 @@ class DevicePlugins(Construct):
     @property
     def ready(self) -> list[IDependable]:
         return [chart for chart in (self.nvidia, self.efa) if chart is not None]
+
+
+# By the address of the cluster in its tree, for as long as that tree's root lives.
+_of_cluster: WeakKeyDictionary[IConstruct, dict[str, DevicePlugins]] = WeakKeyDictionary()
+
+
+def _remember(cluster: AnyCluster, plugins: DevicePlugins) -> None:
+    _of_cluster.setdefault(plugins.node.root, {})[cluster.node.addr] = plugins
+
+
+def device_plugins_of(cluster: AnyCluster) -> DevicePlugins | None:
+    """The plugins that this library installed on ``cluster`` in the same app, if any."""
+    return _of_cluster.get(cluster.node.root, {}).get(cluster.node.addr)

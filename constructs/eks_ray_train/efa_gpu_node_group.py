@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from aws_cdk import Token
 from aws_cdk import aws_ec2 as ec2
@@ -12,15 +12,13 @@ from aws_cdk import aws_iam as iam
 from constructs import Construct, IDependable
 
 from .cluster_type import AnyCluster
+from .device_plugins import DevicePlugins, device_plugins_of
 from .efa_security_group import EfaSecurityGroup
 from .errors import SettingsError
 from .instances import AmiFamily, InstanceType, get_instance_type
 from .node_labels import GPU_NODE_SELECTOR, GPU_PRESENT_LABEL, GPU_TAINT, Taint
 from .node_template import MIN_GPU_DISK_GIB, metadata_options, node_role, tag_specifications, volumes
 from .node_user_data import node_user_data
-
-if TYPE_CHECKING:
-    from .device_plugins import DevicePlugins
 
 Capacity = Literal["probe", "hold", "reservation", "block", "none"]
 
@@ -53,7 +51,7 @@ class EfaGpuNodeGroup(Construct):
     :param taints: further taints; workers and device plugins of this library tolerate them.
     :param container_mirror: ECR registry whose pull-through cache serves the images; default: no extra permission.
     :param device_plugins: the cluster's plugins, which then tolerate ``taints``; default: those this library installed on
-        the same ``cluster`` object, if any.
+        ``cluster`` in the same app, if any.
     """
 
     def __init__(
@@ -128,7 +126,7 @@ class EfaGpuNodeGroup(Construct):
             # Deleted in reverse: the rules stay until the nodes that need them are gone.
             self.node_group.node.add_dependency(rule)
 
-        plugins = device_plugins or getattr(cluster, "_eks_ray_train_device_plugins", None)
+        plugins = device_plugins or device_plugins_of(cluster)
         if plugins is not None:
             plugins.tolerate(self.taints)
 

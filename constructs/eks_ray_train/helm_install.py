@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
-from aws_cdk import Duration
+from aws_cdk import Duration, Stack
 from aws_cdk import aws_eks_v2 as eks
 from constructs import Construct
 
@@ -72,14 +72,14 @@ def claim_release(cluster: AnyCluster, owner: Construct, release: HelmRelease) -
 
     Raises SettingsError where another construct already installs it there: two operations on one Helm release collide.
     """
-    # The mark is a resource-less construct below the cluster: it lives exactly as long as the cluster in the tree does.
-    mark_id = f"HelmRelease-{release.release}"
-    mark = cluster.node.try_find_child(mark_id)
+    # The mark is a construct without resources in the cluster's stack: an imported cluster takes no children from Python.
+    stack = Stack.of(as_icluster(cluster))
+    mark_id = f"HelmRelease-{release.release}-{cluster.node.addr}"
+    mark = stack.node.try_find_child(mark_id)
     if mark is not None:
         first = mark.node.try_get_context("owner")
         raise SettingsError(
             f"Helm release {release.release} is already installed on this cluster by {first}; {owner.node.path} asks for it again: "
             f"create {type(owner).__name__} once a cluster and pass that object on"
         )
-    mark = Construct(cast(Construct, cluster), mark_id)
-    mark.node.set_context("owner", owner.node.path)
+    Construct(stack, mark_id).node.set_context("owner", owner.node.path)

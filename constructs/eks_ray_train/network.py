@@ -39,7 +39,7 @@ class TrainingNetwork(Construct):
                 ec2.SubnetConfiguration(
                     name="Public", subnet_type=ec2.SubnetType.PUBLIC, cidr_mask=24, map_public_ip_on_launch=False
                 ),
-                ec2.SubnetConfiguration(name="Private", subnet_type=ec2.SubnetType.PRIVATE_WITH_EGRESS, cidr_mask=18),
+                ec2.SubnetConfiguration(name="Private", subnet_type=ec2.SubnetType.PRIVATE_WITH_EGRESS, cidr_mask=_private_mask(len(self.availability_zones))),
             ],
         )
         # Checkpoints and datasets in S3 stay off the NAT gateway and its price per GB.
@@ -53,6 +53,11 @@ class TrainingNetwork(Construct):
                 destination=ec2.FlowLogDestination.to_cloud_watch_logs(group),
                 traffic_type=ec2.FlowLogTrafficType.REJECT,
             )
+
+
+def _private_mask(zones: int) -> int:
+    """Prefix length of a zone's private subnet: as large as a /16 allows beside a public /24 a zone (us-east-1 has 6 zones)."""
+    return 18 if zones <= 3 else 19 if zones <= 6 else 20
 
 
 def existing_vpc(

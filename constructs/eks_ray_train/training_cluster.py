@@ -105,9 +105,24 @@ def existing_cluster(
 ) -> AnyCluster:
     """A cluster that another team made, by the attributes that the setting ``existing_cluster`` holds; no look-up.
 
-    The deploy's handler assumes nothing: it runs with ``kubectl_role_arn``, which must already administer the cluster and
-    trust Lambda.
+    The deploy's handler runs with the role ``kubectl_role_arn``: it must trust Lambda, have AWS's policy
+    ``AWSLambdaVPCAccessExecutionRole`` and administer the cluster through an access entry.
     """
+    # The provider wants a cluster and the cluster a provider: the first import only says where the cluster is.
+    bare = eks.Cluster.from_cluster_attributes(scope, f"{id}Bare", cluster_name=attributes["name"], vpc=vpc)
+    group = ec2.SecurityGroup.from_security_group_id(
+        scope, "KubectlSecurityGroup", attributes["security_group_id"], mutable=False
+    )
+    provider = eks.KubectlProvider(
+        scope,
+        "KubectlProvider",
+        cluster=bare,
+        kubectl_layer=kubectl_layer(scope, "Kubectl", minor=kubectl_minor),
+        role=iam.Role.from_role_arn(scope, "KubectlRole", attributes["kubectl_role_arn"]),
+        private_subnets=vpc.private_subnets,
+        security_groups=[group],
+        removal_policy=RemovalPolicy.DESTROY,
+    )
     return eks.Cluster.from_cluster_attributes(
         scope,
         id,
@@ -115,13 +130,5 @@ def existing_cluster(
         cluster_security_group_id=attributes["security_group_id"],
         vpc=vpc,
         prune=False,
-        kubectl_provider_options=eks.KubectlProviderOptions(
-            kubectl_layer=kubectl_layer(scope, "Kubectl", minor=kubectl_minor),
-            removal_policy=RemovalPolicy.DESTROY,
-            role=iam.Role.from_role_arn(scope, "KubectlRole", attributes["kubectl_role_arn"]),
-            private_subnets=vpc.private_subnets,
-            security_group=ec2.SecurityGroup.from_security_group_id(
-                scope, "KubectlSecurityGroup", attributes["security_group_id"], mutable=False
-            ),
-        ),
+        kubectl_provider=provider,
     )
