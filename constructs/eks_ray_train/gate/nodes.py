@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from eks_ray_train.gate.evidence import MAX_LINES, Evidence, Net, RankEvidence, Transport
+
+_MAX_SHARED_PID = 4096
+"""Hosts of one pid (1, in containers) that are compared with each other; beyond, names are taken as they are."""
+_COLOUR_REST = re.compile(r"^\[?[\d;]*m")
 
 
 @dataclass(slots=True, eq=False)
@@ -102,22 +107,99 @@ def sort_into_nodes(evidence: Evidence) -> list[Node]:
 
 
 def _names_without_head(evidence: Evidence) -> dict[tuple[str | None, int | None], str]:
-    """(host name that lost its beginning, pid) -> the whole name: the same process under a longer name of the same end.
+    """(host name as printed, pid) -> the host's name, where a line lost its head within the name or within a colour before it.
 
-    A line that lost its head must not make up one more node.
+    Such a line must not make up one more node. The name is known from the same process's whole lines, or, behind a rest of
+    a colour ("32mgpu-1"), from anybody's.
     """
-    names: dict[int, set[str]] = {}
+    named = {(rank.host, rank.pid) for rank in evidence.ranks if rank.host is not None}
+    hosts = {host for host, _ in named}
+    found: dict[tuple[str | None, int | None], str] = {}
+    of_pid: dict[int | None, set[str]] = {}
+    for host, pid in named:
+        rest = _COLOUR_REST.sub("", host)
+        if rest != host and rest in hosts:
+            found[(host, pid)] = rest
+        of_pid.setdefault(pid, set()).add(found.get((host, pid), host))
+    for host, pid in named:
+        others = of_pid[pid]
+        if (host, pid) not in found and 1 < len(others) <= _MAX_SHARED_PID:
+            longer = [whole for whole in others if len(whole) > len(host or "") and whole.endswith(host or "")]
+            if longer:
+                found[(host, pid)] = max(longer, key=len)
+    return found
+
+    def rank_numbers(self) -> list[int]:
+        """Global ranks that lines or events name, in order."""
+        return sorted({number for rank in self.ranks if (number := rank.number) is not None})
+
+    def kinds(self) -> set[Transport]:
+        """Every transport that some rank of the node shows."""
+        return {rank.transport(self.providers) for rank in self.ranks} - {Transport.UNKNOWN}
+
+    def transport(self) -> Transport:
+        """What the node's ranks agree on."""
+        if self.has_channels and not self.crossing:
+            return Transport.NONE
+        kinds = self.kinds()
+        if not kinds:
+            return Transport.UNKNOWN
+        return kinds.pop() if len(kinds) == 1 else Transport.MIXED
+
+    def evidence_for(self, wanted: Transport) -> bool:
+        """Whether this node itself shows that it uses ``wanted``: by its channels, or, where it shows none, by selection."""
+        ranks = [rank for rank in self.ranks if rank.strong and rank.transport(self.providers) is wanted]
+        return any(rank.channels for rank in ranks) and self.crossing if self.has_channels else bool(ranks)
+
+
+def sort_into_nodes(evidence: Evidence) -> list[Node]:
+    """Nodes in order of name, the unnamed one last; records of the same process are joined."""
+    ips_of: dict[str, set[str]] = {}
+    hosts_of: dict[str, set[str]] = {}
     for rank in evidence.ranks:
-        if rank.host is not None and rank.pid is not None:
-            names.setdefault(rank.pid, set()).add(rank.host)
-    return {
-        (short, pid): whole
-        for pid, hosts in names.items()
-        if len(hosts) > 1
-        for short in hosts
-        for whole in sorted(hosts, key=len, reverse=True)[:1]
-        if whole != short and whole.endswith(short)
-    }
+        if rank.host and rank.ip:
+            ips_of.setdefault(rank.host, set()).add(rank.ip)
+            hosts_of.setdefault(rank.ip, set()).add(rank.host)
+    whole_name = _names_without_head(evidence)
+    nodes: dict[tuple[str | None, str | None], Node] = {}
+    for rank in evidence.ranks:
+        ip, name = rank.ip, whole_name.get((rank.host, rank.pid), rank.host)
+        if ip is None and name is not None and (ips := ips_of.get(name)):
+            # The same host name with and without an address: one node, unless several nodes share the name.
+            ip, name = (next(iter(ips)), name) if len(ips) == 1 else (None, None)
+        if ip is not None:
+            hosts = hosts_of.get(ip, set())
+            name = f"{min(hosts)} ({ip})" if hosts else ip
+        key = (None, ip) if ip is not None else (name, None)
+        node = nodes.setdefault(key, Node(name=name, ip=ip))
+        node.ranks.append(rank)
+    for node in nodes.values():
+        node.ranks = list(_joined(node.ranks))
+    _share_providers(list(nodes.values()))
+    return sorted(nodes.values(), key=lambda node: (node.name is None, node.name or ""))
+
+
+def _names_without_head(evidence: Evidence) -> dict[tuple[str | None, int | None], str]:
+    """(host name as printed, pid) -> the host's name, where a line lost its head within the name or within a colour before it.
+
+    Such a line must not make up one more node. The name is known from the same process's whole lines, or, behind a rest of
+    a colour ("32mgpu-1"), from anybody's.
+    """
+    named = {(rank.host, rank.pid) for rank in evidence.ranks if rank.host is not None}
+    hosts = {host for host, _ in named}
+    found: dict[tuple[str | None, int | None], str] = {}
+    of_pid: dict[int | None, set[str]] = {}
+    for host, pid in named:
+        rest = _COLOUR_REST.sub("", host)
+        if rest != host and rest in hosts:
+            found[(host, pid)] = rest
+        of_pid.setdefault(pid, set()).add(found.get((host, pid), host))
+    for host, pid in named:
+        if (host, pid) not in found:
+            longer = [whole for whole in of_pid[pid] if whole != host and whole.endswith(host)]
+            if longer:
+                found[(host, pid)] = max(longer, key=len)
+    return found
 
 
 def _share_providers(nodes: list[Node]) -> None:
