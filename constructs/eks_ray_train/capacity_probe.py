@@ -138,6 +138,8 @@ class CapacityClaim(Construct):
                 "SubnetIds": [subnet.subnet_id for subnet in subnets],
                 "PreferredZone": preferred_zone or "",
                 "LimitAt": limit.get_att_string("LimitAt"),
+                # Where there is no limit, this alone makes CloudFormation ask the claim again.
+                "ArmKey": arm_key,
             },
         )
         has_reservation = capacity in ("hold", *_GIVEN)
