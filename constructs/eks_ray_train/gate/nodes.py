@@ -87,7 +87,7 @@ def sort_into_nodes(evidence: Evidence) -> list[Node]:
         if rank.host and rank.ip:
             ips_of.setdefault(rank.host, set()).add(rank.ip)
             hosts_of.setdefault(rank.ip, set()).add(rank.host)
-    whole_name = _names_without_head(evidence)
+    whole_name = {} if evidence.strict else _names_without_head(evidence)
     nodes: dict[tuple[str | None, str | None], Node] = {}
     for rank in evidence.ranks:
         ip, name = rank.ip, whole_name.get((rank.host, rank.pid), rank.host)
