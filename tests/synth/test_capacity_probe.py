@@ -142,6 +142,18 @@ def test_the_guard_is_made_before_claim_and_probe_so_that_it_is_deleted_after_th
     assert guard_id in probe["DependsOn"]
 
 
+def test_a_new_arm_key_runs_limit_and_claim_again_and_no_template_changes_without_one() -> None:
+    def told(arm_key: str) -> list[dict[str, Any]]:
+        stack = Stack(App(), "s")
+        _claim(stack, "hold", arm_key=arm_key, max_hours=0)
+        template = Template.from_stack(stack)
+        kinds = ("Custom::SpendingLimit", "Custom::CapacityClaim")
+        return [found["Properties"] for kind in kinds for found in template.find_resources(kind).values()]
+
+    assert all(a != b for a, b in zip(told("one"), told("two"), strict=True))
+    assert told("") == told("")
+
+
 def test_function_runs_python_3_13_with_a_log_group_that_goes_with_the_stack(templates: dict[str, Template]) -> None:
     template = templates["claim-probe"]
     template.has_resource_properties(
@@ -203,8 +215,8 @@ def test_lt_resource_group_arn(given: str) -> None:
         CapacityProbe(Stack(App(), "t"), "Probe", **G6, zones=["a"], capacity="reservation", reservation_id=given)
 
 
-@pytest.mark.parametrize("mode", ["reservation", "hold"])
-def test_lt_empty_reservation_target(mode: Any) -> None:
+def _launch_template(mode: Any) -> tuple[dict[str, Any], str]:
+    """Data of the launch template that a claim of this mode leads to, and the claim's logical id."""
     stack = Stack(App(), "s")
     vpc = ec2.Vpc.from_vpc_attributes(stack, "V", vpc_id="vpc-1", availability_zones=["us-west-2a"])
     cluster = eks.Cluster.from_cluster_attributes(
@@ -217,16 +229,33 @@ def test_lt_empty_reservation_target(mode: Any) -> None:
         cluster=cluster,
         instance_type="g6.12xlarge",
         node_count=2,
+        desired_count=claim.desired_nodes,
         subnet_id=claim.subnet_id,
         capacity=mode,
-        capacity_reservation_id=claim.reservation_id,
+        capacity_reservation_id=claim.reservation_id or None,
     )
     template = Template.from_stack(stack)
     (claim_id,) = template.find_resources("Custom::CapacityClaim")
     (made,) = template.find_resources("AWS::EC2::LaunchTemplate").values()
-    target = made["Properties"]["LaunchTemplateData"]["CapacityReservationSpecification"]["CapacityReservationTarget"]
+    (group,) = template.find_resources("AWS::EKS::Nodegroup").values()
+    assert group["Properties"]["Subnets"] == [{"Fn::GetAtt": [claim_id, "SubnetId"]}]
+    assert group["Properties"]["ScalingConfig"]["DesiredSize"] == {"Fn::GetAtt": [claim_id, "DesiredNodes"]}
+    return made["Properties"]["LaunchTemplateData"], claim_id
+
+
+@pytest.mark.parametrize("mode", ["reservation", "hold"])
+def test_lt_empty_reservation_target(mode: str) -> None:
+    data, claim_id = _launch_template(mode)
     # The claim answers with the given id itself (tests/pure/test_capacity_claim.py), or with the hold's.
-    assert target == {"CapacityReservationId": {"Fn::GetAtt": [claim_id, "ReservationId"]}}
+    assert data["CapacityReservationSpecification"]["CapacityReservationTarget"] == {
+        "CapacityReservationId": {"Fn::GetAtt": [claim_id, "ReservationId"]}
+    }
+
+
+@pytest.mark.parametrize("mode", ["probe", "none"])
+def test_lt_open_odcr_not_consumed(mode: str) -> None:
+    data, _ = _launch_template(mode)
+    assert data.get("CapacityReservationSpecification", {}).get("CapacityReservationPreference", "open") == "open"
 
 
 def test_reservation_id_is_empty_where_the_mode_never_has_one() -> None:

@@ -20,7 +20,8 @@ from .model import PLATFORM, TAG_CLAIM, TAG_PURPOSE, TAG_STACK, Reservation, Zon
 
 _LOG = logging.getLogger(__package__)
 LIVE_STATES = ("active", "pending", "assessing")
-#: A little under the hour, so that clock skew cannot make it more.
+#: A little under the hour, so that clock skew cannot make it more. EC2 promises to end a reservation within an hour *after*
+#: its end date, so what nobody cancels may in the worst case be paid for an hour longer than this.
 LIFETIME = timedelta(minutes=55)
 _POLL_SECONDS = 3.0
 _POLL_AT_MOST = timedelta(minutes=3)
