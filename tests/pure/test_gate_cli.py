@@ -6,6 +6,7 @@ import gzip
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -203,6 +204,18 @@ def test_the_gate_needs_no_aws_cdk_and_no_third_party_package() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_every_reason_that_the_docs_explain_is_one_the_gate_gives(repo: Path) -> None:
+    text = (repo / "docs" / "operate-and-gate.md").read_text(encoding="utf-8")
+    table = text.partition("| reason contains |")[2].partition("\n\n")[0]
+    phrases = [phrase for row in table.splitlines()[2:] for phrase in re.findall("`([^`]+)`", row.split("|")[1])]
+    assert len(phrases) > 20
+    folder = repo / "constructs" / "eks_ray_train" / "gate"
+    source = "".join((folder / name).read_text(encoding="utf-8") for name in ("reasons.py", "events.py"))
+    for phrase in phrases:
+        words = re.sub(r"\\? \d+\\? ", r" \\{[^}]+\\} ", re.escape(phrase.removeprefix("uses ")))
+        assert re.search(words, source), phrase
 
 
 def test_help_shows_an_example_session(capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,7 +15,7 @@ MAX_LINE_CHARS = 1000
 """Longer evidence is cut: a process may print a line of megabytes."""
 MAX_PEERS = 32
 """Channels over a network that are looked at per process for where they lead."""
-MAX_RANKS = 65_536
+MAX_RANKS = 32_768
 """Processes told apart; far above the largest cluster, so that hostile input cannot fill memory."""
 
 

@@ -195,6 +195,9 @@ def _channel(body: bytes, out: Parsed, *, clean: bool) -> Parsed:
         if p.LOCAL.match(via):
             out.kind = Kind.LOCAL_CHANNEL
             return out
+        if p.COLLNET.match(via):
+            out.kind, out.value = Kind.FOREIGN, "CollNet"
+            return out
         out.kind = Kind.CUT_CHANNEL
         return out
     if match := p.CHANNEL_TAIL.search(body):

@@ -19,14 +19,14 @@ TIME = rb"(?:\d{4}-\d\d-\d\d[T ]|\d\d/\d\d/\d{2,4} )?\d\d:\d\d:\d\d(?:[.,]\d+)?(
 TOKEN = re.compile(
     rb"\s+"
     rb"|\[(\d+),(?P<mpi>\d+)\]<std(?:out|err)>:?"
-    rb"|\((?:(?P<actor>[\w.:\- ]+?) )?pid=(?P<pid>\d+)(?:, ip=(?P<ip>[\w.:]+))?\)"
+    rb"|\((?:(?P<actor>[\w.:\- ]{1,120}?) )?pid=(?P<pid>\d+)(?:, ip=(?P<ip>[\w.:]+))?\)"
     rb"|\[?" + TIME + rb"\]?(?: std(?:out|err) [FP](?= ))?"
     rb"|\[(?:(?:rank|default)?\d+|pod/[\w./-]+)\]:?(?=[ \t])"
     rb"|(?:rank)?\d+: "
     rb"|[IWE]\d{4} "  # glog's letter and date, before its time
     rb"|[A-Z][a-z][a-z] [ \d]\d \d\d:\d\d:\d\d [\w.-]+ [\w./-]+(?:\[\d+\])?: "  # syslog
-    rb"|[\w.-]*\d[\w.-]*: (?=\S+:\d+:\d+ |INFO: |WARN: |NCCL |NET/)"
-    rb"|[\w.-]+ +\| "
+    rb"|[\w.-]{0,80}\d[\w.-]{0,80}: (?=\S+:\d+:\d+ |INFO: |WARN: |NCCL |NET/)"
+    rb"|[\w.-]{1,80} +\| "
     rb"|(?:INFO|WARN|TRACE): Function: \w+ Line: \d+: "
 )
 MARKER = re.compile(rb"NCCL (?:INFO|WARN) ?")
@@ -59,7 +59,7 @@ NETWORK = re.compile(
 SELF_TEST = re.compile(rb"NET/OFI Process rank (?P<rank>\d+) started\. NCCLNet device used on \S+ is (?P<name>.+?)\.?$")
 COMM = re.compile(rb"comm 0x[0-9a-f]+ rank (?P<rank>\d+) n[Rr]anks (?P<size>\d+)(?: nNodes (?P<nodes>\d+))?")
 PLUGIN_FAILED = re.compile(
-    rb"NET/OFI.*(?:initialization failed|Initializing plugin failed|OFI NCCL failure|Only EFA provi|No eligible provider"
+    rb"NET/OFI.{0,300}(?:initialization failed|Initializing plugin failed|OFI NCCL failure|Only EFA provi|No eligible provider"
     rb"|Couldn't find any optimal provider)|Failed to initialize (?:any )?NET plugin"
 )
 ERROR = re.compile(
@@ -67,7 +67,7 @@ ERROR = re.compile(
     rb"|[Nn]o plugin found|Plugin load|No device found"
 )
 NO_PLUGIN = re.compile(
-    rb"NET/Plugin.*(?:[Nn]o plugin found|using internal implementation|Plugin load .*returned|[Cc]ould not find)"
+    rb"NET/Plugin.{0,300}(?:[Nn]o plugin found|using internal implementation|Plugin load .*returned|[Cc]ould not find)"
     rb"|NET/Socket ?: Using|NET/IB ?: No device found"
 )
 IB_HINT = re.compile(rb"NET/IB ?: Using ")
@@ -90,4 +90,5 @@ PROVIDERS = (
 )  # fmt: skip
 NAMES = {b"AWS Libfabric": Net.OFI, b"Libfabric": Net.OFI, b"Socket": Net.SOCKET, b"IB": Net.IB}
 IB_LIKE = re.compile(rb"(?:IB|ib|UCX|ucx|NCCL RDMA|RDMA|SHARP|Mellanox|NVIDIA)\b|IBext", re.ASCII)
-LOCAL = re.compile(rb"P2P|SHM|direct shared memory|NVLS|CUMEM|direct pointer|CollNet")
+LOCAL = re.compile(rb"P2P|SHM|direct shared memory|NVLS|CUMEM|direct pointer")
+COLLNET = re.compile(rb"COLLNET/\w")  # in-network reduction: crosses the network, and not over EFA
