@@ -24,6 +24,7 @@ _EXPORTS: dict[str, str] = {
     "KubeRayOperator": "kuberay_operator",
     "LustreStorage": "storage",
     "RayTrainCluster": "ray_train_cluster",
+    "RayTrainJob": "ray_train_job",
     "RunOutputs": "run_outputs",
     "SpendingLimit": "spending_limit",
     "SystemNodeGroup": "system_node_group",
@@ -78,6 +79,7 @@ if TYPE_CHECKING:  # for type checkers and editors; the table above decides
     from .network import TrainingNetwork
     from .node_labels import GPU_TAINT, Taint
     from .ray_train_cluster import RayTrainCluster
+    from .ray_train_job import RayTrainJob
     from .run_outputs import RunOutputs
     from .settings import Settings, load_settings
     from .spending_limit import SpendingLimit
