@@ -1,0 +1,107 @@
+"""The app as a user runs it: a process of its own, with no AWS environment and an empty home."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+STACKS = ("EksRayTrainNetwork", "EksRayTrainCluster", "EksRayTrainTraining")
+
+
+def _environment(**more: str) -> dict[str, str]:
+    kept = {key: value for key, value in os.environ.items() if not key.startswith(("AWS_", "CDK_", "NODE_", "JSII_"))}
+    return {**kept, **more}
+
+
+@pytest.fixture(scope="module")
+def plain(repo: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[subprocess.CompletedProcess[str], Path]:
+    """`python app.py` where neither the virtual environment nor any Node.js is on PATH."""
+    out = tmp_path_factory.mktemp("plain")
+    environment = _environment(PATH="/usr/bin:/bin", CDK_OUTDIR=str(out))
+    done = subprocess.run(
+        [sys.executable, "app.py"], cwd=repo, env=environment, capture_output=True, text=True, check=False
+    )
+    return done, out
+
+
+def test_python_app_py_synthesizes_three_stacks_silently(plain: tuple[subprocess.CompletedProcess[str], Path]) -> None:
+    done, out = plain
+    assert done.returncode == 0, done.stderr
+    assert {p.name.removesuffix(".template.json") for p in out.glob("*.template.json")} == set(STACKS)
+    assert done.stdout == "" and done.stderr == ""
+
+
+def test_nothing_is_looked_up_and_no_warning_is_ours(plain: tuple[subprocess.CompletedProcess[str], Path]) -> None:
+    manifest = json.loads((plain[1] / "manifest.json").read_text())
+    assert not manifest.get("missing")
+    assert "aws:cdk:warning" not in json.dumps(manifest)
+    for path in plain[1].glob("*.metadata.json"):
+        assert "aws:cdk:warning" not in path.read_text()
+
+
+def test_the_templates_rules_of_the_cdk_found_nothing(plain: tuple[subprocess.CompletedProcess[str], Path]) -> None:
+    report = json.loads((plain[1] / "validation-report.json").read_text())
+    assert [p for p in report["pluginReports"] if p.get("violations")] == []
+
+
+def test_a_template_that_breaks_a_rule_of_the_cdk_is_an_error(repo: Path, tmp_path: Path) -> None:
+    from aws_cdk import App, Stack
+    from aws_cdk import aws_s3 as s3
+
+    from eks_ray_train.settings import read_cdk_json
+
+    app = App(context=read_cdk_json(repo / "cdk.json"), outdir=str(tmp_path))
+    s3.CfnBucket(Stack(app, "Broken"), "Bucket", bucket_name="NOT A BUCKET NAME")
+    with pytest.raises(RuntimeError, match="ValidationFailed"):
+        app.synth()
+
+
+def test_cdk_synth_works_with_the_cli_and_node_of_the_virtual_environment(repo: Path, tmp_path: Path) -> None:
+    if shutil.which("cdk") is None:
+        pytest.skip("needs the CDK CLI of requirements-cdk.txt in this environment")
+    command = [
+        "cdk", "synth", "--quiet", "--app", f"{sys.executable} app.py", "--output", str(tmp_path / "out"),
+        "-c", "eks-ray-train:gpu_node_count=3",
+    ]  # fmt: skip
+    environment = _environment(HOME=str(tmp_path), CDK_DISABLE_VERSION_CHECK="1", AWS_EC2_METADATA_DISABLED="true")
+    # jsii's unpacked packages are a cache; without it every home unpacks 100 MB again.
+    environment["JSII_RUNTIME_PACKAGE_CACHE_ROOT"] = str(Path.home() / ".cache" / "aws" / "jsii" / "package-cache")
+    done = subprocess.run(command, cwd=repo, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "[Warning" not in done.stdout + done.stderr
+    template = json.loads((tmp_path / "out" / "EksRayTrainTraining.template.json").read_text())
+    sizes = [
+        r["Properties"]["ScalingConfig"]["MaxSize"]
+        for r in template["Resources"].values()
+        if r["Type"] == "AWS::EKS::Nodegroup"
+    ]
+    assert sizes == [3]
+
+
+BAD = [
+    ({"eks-ray-train": {"gpu_node_count": 0}}, "gpu_node_count must be at least 1, got 0"),
+    ({"eks-ray-train": {"gpu_instance_type": "g6.2xlarge"}}, "g6.8xlarge"),
+    ({"eks-ray-train": {"cluster_name": "c" * 101}}, "101 characters"),
+    ({"eks-ray-train": {"gpu_nodes": 2}}, "the nearest known one is"),
+    ({"gpu_node_count": "3"}, "-c eks-ray-train:gpu_node_count="),
+]
+
+
+@pytest.mark.parametrize(("context", "message"), BAD, ids=[m for _, m in BAD])
+def test_a_wrong_setting_is_one_message_and_exit_code_two(
+    repo: Path, tmp_path: Path, context: dict[str, object], message: str
+) -> None:
+    environment = _environment(CDK_CONTEXT_JSON=json.dumps(context), CDK_OUTDIR=str(tmp_path))
+    done = subprocess.run(
+        [sys.executable, "app.py"], cwd=repo, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2, done.stderr
+    assert message in done.stderr and "Traceback" not in done.stderr
+    assert done.stderr.startswith("eks-ray-train: ")
+    assert not list(tmp_path.glob("*.template.json"))
