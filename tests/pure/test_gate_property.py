@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from eks_ray_train.gate import LogParser, Verdict, judge
 
 EFA, SOCKET, TCP, IB, LOCAL = "efa", "socket", "ofi-other", "ib", "none"
+WITHIN = "within"  # chose EFA, and uses it within its node only, as NCCL does without P2P and shared memory
 STYLES = ("old", "mid", "new", "direct")
 
 
@@ -30,7 +31,7 @@ def host(node: int) -> str:
 def selection(kind: str, style: str, gdr: bool) -> list[str]:
     """What a rank says about its network, per NCCL's and the plugin's versions."""
     name = "AWS Libfabric" if style in ("old", "mid") else "Libfabric"
-    provider = {EFA: "efa", LOCAL: "efa", TCP: "tcp;ofi_rxm" if style == "old" else "tcp"}.get(kind)
+    provider = {EFA: "efa", LOCAL: "efa", WITHIN: "efa", TCP: "tcp;ofi_rxm" if style == "old" else "tcp"}.get(kind)
     if provider:
         tail = {
             "old": f"Selected Provider is {provider}",
@@ -57,13 +58,17 @@ def channels(kind: str, style: str, rank: int, per_node: int, world: int, gdr: b
     suffix = "/GDRDMA" if gdr and kind == EFA else ""
     lines = []
     for channel in range(2):
-        if per_node > 1:
+        if per_node > 1 and kind == WITHIN:
+            lines.append(
+                f"Channel {channel:02d}{sub} : {rank}[{gpu}] -> {near}[{near % per_node}] [send] via NET/{name}/0/Shared"
+            )
+        elif per_node > 1:
             lines.append(f"Channel {channel:02d}{sub} : {rank}[{gpu}] -> {near}[{near % per_node}] via P2P/CUMEM/read")
-        if kind != LOCAL:
+        if kind not in (LOCAL, WITHIN):
             lines.append(
                 f"Channel {channel:02d}{sub} : {back}[{gpu}] -> {rank}[{gpu}] [receive] via NET/{name}/{channel}{suffix}"
             )
-    if kind == LOCAL and per_node == 1:
+    if kind in (LOCAL, WITHIN) and per_node == 1:
         lines.append(f"Channel 00{sub} : {rank}[0] -> {rank}[0] via SHM/direct/direct")
     return lines
 
@@ -94,9 +99,9 @@ class Run:
 
     def transport(self) -> set[str]:
         """Right answers. A rank that chose EFA may stay within its node; where a whole node does, nothing is shown of it."""
-        if set(self.kinds) == {LOCAL}:
+        if set(self.kinds) <= {LOCAL, WITHIN}:
             return {LOCAL}
-        kinds = {EFA if kind == LOCAL else kind for kind in self.kinds}
+        kinds = {EFA if kind in (LOCAL, WITHIN) else kind for kind in self.kinds}
         if len(kinds) > 1:
             return {"mixed"}
         return {LOCAL} if self.lonely() else kinds
@@ -104,17 +109,17 @@ class Run:
     def lonely(self) -> bool:
         """Whether all ranks of some node stay within it."""
         by_node = [self.kinds[at : at + self.per_node] for at in range(0, len(self.kinds), self.per_node)]
-        return any(set(kinds) == {LOCAL} for kinds in by_node)
+        return any(set(kinds) <= {LOCAL, WITHIN} for kinds in by_node)
 
     def passes(self) -> bool:
-        return set(self.kinds) <= {EFA, LOCAL} and not self.lonely()
+        return set(self.kinds) <= {EFA, LOCAL, WITHIN} and not self.lonely()
 
 
 @st.composite
 def runs(draw: st.DrawFn) -> Run:
     nodes, per_node = draw(st.integers(2, 4)), draw(st.integers(1, 4))
     shape = draw(st.sampled_from(["one kind", "efa but one rank", "by node", "any"]))
-    any_kind = st.sampled_from([EFA, SOCKET, TCP, IB, LOCAL])
+    any_kind = st.sampled_from([EFA, SOCKET, TCP, IB, LOCAL, WITHIN])
     world = nodes * per_node
     if shape == "one kind":
         kinds = [draw(any_kind)] * world
@@ -237,7 +242,9 @@ def test_truncated_lines_give_the_true_verdict_or_an_honest_none(
     if verdict.outcome == "pass":
         assert run.passes()
     # Of a mixed run, the part that is left may be all on one wrong transport: still a fail, and still true of what is shown.
-    assert verdict.to_json()["transport"] in run.transport() | {"none"} | (set(run.kinds) - {EFA}), verdict.reasons
+    assert verdict.to_json()["transport"] in run.transport() | {"none"} | (set(run.kinds) - {EFA, WITHIN}), (
+        verdict.reasons
+    )
 
 
 @many

@@ -36,10 +36,11 @@ class Node:
         speaking = [rank for rank in self.ranks if rank.channels]
         if any(rank.apart or not rank.peers for rank in speaking):
             return True
+        outward = [rank for rank in speaking if rank.blocks != {True}]
         if self.name is None:
-            return any(rank.blocks != {True} for rank in speaking)
+            return bool(outward)
         own = {number for rank in self.ranks for number in (*rank.own_ranks, rank.number)}
-        return any(rank.peers - own for rank in speaking)
+        return any(rank.peers - own for rank in outward)
 
     @property
     def has_channels(self) -> bool:
