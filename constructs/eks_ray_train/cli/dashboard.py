@@ -24,7 +24,6 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 def run(args: argparse.Namespace) -> int:
     """With ``--address``: check and print it. Else forward through the EKS API until Ctrl-C (exit code 0)."""
     import json
-    import threading
 
     from eks_ray_train.errors import UsageError
 
@@ -44,8 +43,15 @@ def run(args: argparse.Namespace) -> int:
                 "and `submit`, `status` and `logs` send it by themselves. Ctrl-C ends the forwarding.",
                 file=sys.stderr, flush=True,
             )  # fmt: skip
-            try:
-                threading.Event().wait()
-            except KeyboardInterrupt:
-                print("", file=sys.stderr)
+            wait_for_interrupt()
     return 0
+
+
+def wait_for_interrupt() -> None:
+    """Return when Ctrl-C is pressed."""
+    import threading
+
+    try:
+        threading.Event().wait()
+    except KeyboardInterrupt:
+        print("", file=sys.stderr)

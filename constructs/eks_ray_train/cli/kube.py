@@ -6,6 +6,7 @@ import base64
 import contextlib
 import os
 import tempfile
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -199,10 +200,27 @@ def _token_reference(pod: Any) -> tuple[str, str] | None:
 
 
 @contextlib.contextmanager
+def _quiet_forwarders() -> Iterator[None]:
+    """A connection that breaks ends the kubernetes client's forwarding thread with an exception; its traceback is not for the
+    user, since the connection is made anew."""
+    before = threading.excepthook
+
+    def hook(args: threading.ExceptHookArgs) -> None:
+        if not (args.thread and args.thread.name.startswith("Kubernetes port forward proxy")):
+            before(args)
+
+    threading.excepthook = hook
+    try:
+        yield
+    finally:
+        threading.excepthook = before
+
+
+@contextlib.contextmanager
 def open_cluster(settings: Settings) -> Iterator[KubeCluster]:
     """The Kubernetes API of the cluster that the settings name. Raises ClusterNotReadyError."""
     session, region = make_session(settings.region)
-    name = str(settings.existing_cluster.get("cluster_name") or settings.cluster_name)
+    name = str(settings.existing_cluster.get("name") or settings.cluster_name)
     eks = describe_cluster(session, name=name, region=region)
     tokens = TokenSource(session, cluster=name, region=region)
     with tempfile.NamedTemporaryFile(suffix=".pem") as ca:
@@ -221,7 +239,7 @@ def deployed_target(cdk_json: Path, *, local_port: int = 0) -> Iterator[Target]:
     with open_cluster(settings) as kube:
         head = kube.head()
         token = kube.ray_token(head)
-        with PortForward(kube.open_dashboard, local_port=local_port) as forward:
+        with _quiet_forwarders(), PortForward(kube.open_dashboard, local_port=local_port) as forward:
             client = JobsClient(
                 f"http://127.0.0.1:{forward.port}", token=token,
                 remedy=f"it is forwarded to the head {head.name} through the Kubernetes API: kubectl -n {kube.namespace} logs {head.name}",

@@ -183,14 +183,11 @@ def _given(words: list[str], flag: str) -> bool:
 
 
 def _keep(cluster: LocalCluster) -> None:
-    import threading
+    from .dashboard import wait_for_interrupt
 
     print(
         f"\nthe cluster stays up until Ctrl-C; in another terminal:\n  export RAY_AUTH_TOKEN={cluster.token}\n"
         f"  eks-ray-train submit --address {cluster.address} -- --steps 5",
         file=sys.stderr, flush=True,
     )  # fmt: skip
-    try:
-        threading.Event().wait()
-    except KeyboardInterrupt:
-        print("stopping", file=sys.stderr)
+    wait_for_interrupt()

@@ -1,0 +1,276 @@
+"""``submit`` and its relatives against a stand-in for Ray's dashboard: exit codes, messages, nothing sent twice."""
+
+from __future__ import annotations
+
+import io
+import json
+import socket
+import threading
+import time
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from eks_ray_train.cli import follow as follow_module
+from eks_ray_train.cli.__main__ import main
+from tests.ray_stub import StubJob, StubRay, serve
+
+STEP = b'{"event": "step", "step": %d, "steps": 3, "loss": %f, "tokens_per_s": 10.0}\n'
+
+
+@pytest.fixture
+def ray() -> StubRay:
+    return StubRay()
+
+
+@pytest.fixture
+def url(ray: StubRay) -> Iterator[str]:
+    with serve(ray.app()) as port:
+        yield f"http://127.0.0.1:{port}"
+
+
+@pytest.fixture(autouse=True)
+def app_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "job").mkdir()
+    (tmp_path / "job" / "train.py").write_text("print('hello')\n")
+    monkeypatch.chdir(tmp_path)
+    for name in ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "RAY_AUTH_MODE", "EKS_RAY_TRAIN_DEBUG"):
+        monkeypatch.delenv(name, raising=False)
+    return tmp_path
+
+
+def document(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+    out = capsys.readouterr().out
+    value = json.loads(out)
+    assert isinstance(value, dict)
+    return value
+
+
+def test_the_folder_arrives_and_the_command_is_quoted_for_the_shell(ray: StubRay, url: str) -> None:
+    assert main(["submit", "--address", url, "--", "--steps", "3", "a b"]) == 0
+    [job] = ray.jobs.values()
+    assert job.body["entrypoint"] == "python train.py --steps 3 'a b'"
+    name = job.body["runtime_env"]["working_dir"].removeprefix("gcs://")
+    assert zipfile.ZipFile(io.BytesIO(ray.packages[name])).namelist() == ["train.py"]
+    assert job.body["runtime_env"]["env_vars"]["RAY_DEDUP_LOGS"] == "0"
+
+
+def test_the_same_folder_is_sent_once(ray: StubRay, url: str) -> None:
+    assert [main(["submit", "--address", url, "--detach"]) for _ in range(2)] == [0, 0]
+    assert len(ray.packages) == 1 and len(ray.jobs) == 2
+
+
+def test_an_answer_that_got_lost_does_not_submit_twice(ray: StubRay, url: str) -> None:
+    ray.lose_answers = 1
+    assert main(["submit", "--address", url, "--detach"]) == 0
+    assert (len(ray.jobs), ray.posts) == (1, 1)
+
+
+def test_the_jobs_status_decides_and_the_document_has_its_numbers(
+    ray: StubRay, url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ray.make_job = lambda _: StubJob(log=b"".join(STEP % (n, 4 - n) for n in (1, 2, 3)))
+    assert main(["submit", "--address", url, "--json"]) == 0
+    told = document(capsys)
+    assert (told["status"], told["verdict"], told["final_loss"], told["steps"]) == ("SUCCEEDED", "not-judged", 1.0, 3)
+    assert told["wall_time_s"] == 2.5
+    assert Path(told["report"]).is_file()
+
+
+@pytest.mark.parametrize("status", ["FAILED", "STOPPED"])
+def test_any_end_but_success_is_exit_code_4(ray: StubRay, url: str, status: str) -> None:
+    ray.make_job = lambda _: StubJob(script=[(0, "RUNNING"), (0.2, status)])
+    assert main(["submit", "--address", url]) == 4
+
+
+def test_a_job_that_never_started_tells_rays_reason(ray: StubRay, url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    ray.make_job = lambda _: StubJob(script=[(0, "FAILED")], node=None, message="runtime_env setup failed: no such package")
+    assert main(["submit", "--address", url, "--json"]) == 4
+    assert "no such package" in document(capsys)["failure"]
+
+
+def test_a_gate_without_evidence_fails_a_job_that_succeeded(ray: StubRay, url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["submit", "--address", url, "--expect", "efa", "--json"]) == 3
+    told = document(capsys)
+    assert told["verdict"] == "fail" and told["gate"]["expected"] == "efa" and told["gate"]["reasons"]
+    [job] = ray.jobs.values()
+    assert job.body["runtime_env"]["env_vars"]["NCCL_NET"] == "Libfabric"
+
+
+def test_a_failed_job_is_exit_code_4_whatever_the_gate_says(ray: StubRay, url: str) -> None:
+    ray.make_job = lambda _: StubJob(script=[(0, "FAILED")])
+    assert main(["submit", "--address", url, "--expect", "efa"]) == 4
+
+
+def test_without_the_gate_a_job_that_succeeded_is_good(ray: StubRay, url: str) -> None:
+    assert main(["submit", "--address", url, "--expect", "efa", "--no-gate"]) == 0
+
+
+def test_a_vanished_job_is_exit_code_4_in_bounded_time(ray: StubRay, url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    ray.make_job = lambda _: StubJob(script=[(0, "RUNNING")], gone_after=0.5)
+    began = time.monotonic()
+    assert main(["submit", "--address", url]) == 4
+    assert time.monotonic() - began < 15
+    assert "has vanished" in capsys.readouterr().err
+
+
+def test_a_cluster_that_dies_under_a_run_is_exit_code_6_and_says_how_to_look_again(
+    ray: StubRay, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(follow_module.follow, "__kwdefaults__", {**(follow_module.follow.__kwdefaults__ or {}), "lost_after_s": 2.0})
+    ray.make_job = lambda _: StubJob(script=[(0, "RUNNING")])
+    codes: list[int] = []
+    with serve(ray.app()) as port:
+        run = threading.Thread(target=lambda: codes.append(main(["submit", "--address", f"http://127.0.0.1:{port}"])))
+        run.start()
+        while not ray.jobs:
+            time.sleep(0.05)
+        time.sleep(1)
+    run.join(40)
+    assert codes == [6]
+    assert "eks-ray-train status run-" in capsys.readouterr().err
+
+
+def test_the_end_of_a_log_that_cannot_be_read_does_not_change_the_result(
+    ray: StubRay, url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from eks_ray_train.cli.job_log import JobLog
+
+    monkeypatch.setattr(JobLog.finish, "__kwdefaults__", {"within_s": 0.5})
+    ray.fail["/api/v0/logs"] = (500, "500 Internal Server Error")
+    assert main(["submit", "--address", url, "--json"]) == 0
+    assert "cannot be read" in document(capsys)["log_problem"]
+
+
+# ---- what cannot be reached ----------------------------------------------------------------------------------------------
+def unreachable(kind: str) -> tuple[str, Any]:
+    if kind == "refused":
+        probe = socket.create_server(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+        probe.close()
+        return f"http://127.0.0.1:{port}", None
+    if kind == "silent":
+        server = socket.create_server(("127.0.0.1", 0))
+        return f"http://127.0.0.1:{server.getsockname()[1]}", server
+    if kind == "no route":
+        return "http://192.0.2.1:8265", None  # TEST-NET-1, never routed (RFC 5737)
+    return "http://no-such-host.invalid:8265", None
+
+
+@pytest.mark.parametrize("kind", ["refused", "silent", "no route", "unknown name"])
+@pytest.mark.parametrize("command", [["submit"], ["status"]])
+def test_an_unreachable_dashboard_is_exit_code_6_within_10_seconds(
+    kind: str, command: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    address, keep = unreachable(kind)
+    began = time.monotonic()
+    assert main([*command, "--address", address]) == 6
+    assert time.monotonic() - began < 10
+    error = capsys.readouterr().err
+    assert address in error and "check the address" in error and "Traceback" not in error
+    if keep:
+        keep.close()
+
+
+def test_a_server_that_is_no_ray_dashboard_is_told(ray: StubRay, url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    ray.fail["/api/version"] = (404, "404")
+    assert main(["status", "--address", url]) == 6
+    assert "no Ray dashboard" in capsys.readouterr().err
+
+
+def test_a_missing_token_names_the_variables(ray: StubRay, url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    ray.token = "secret"
+    assert main(["status", "--address", url]) == 6
+    error = capsys.readouterr().err
+    assert "RAY_AUTH_TOKEN" in error and "secret named like the RayCluster" in error
+
+
+def test_the_token_is_read_from_the_file_that_ray_itself_reads(
+    ray: StubRay, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ray.token = "t0ken"
+    (tmp_path / "token").write_text("t0ken\n")
+    monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(tmp_path / "token"))
+    assert main(["status", "--address", url]) == 0
+
+
+@pytest.mark.parametrize(
+    ("address", "says"),
+    [("ftp://x", "URL of a Ray dashboard"), ("http://", "URL of a Ray dashboard"), ("http://h:port", "wrong port")],
+)
+def test_a_wrong_address_is_exit_code_2(address: str, says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["status", "--address", address]) == 2
+    assert says in capsys.readouterr().err
+
+
+# ---- refusals before anything is sent ------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--expect", "efa", "--env", "NCCL_DEBUG=WARN"], "hides the lines that show the transport"),
+        (["--expect", "efa", "--runtime-env-json", '{"env_vars": {"NCCL_DEBUG": "VERSION"}}'], "NCCL_DEBUG=VERSION"),
+        (["--expect", "efa", "--env", "NCCL_DEBUG_SUBSYS=COLL"], "INIT and NET"),
+        (["--runtime-env-json", "{"], "is not JSON"),
+        (["--runtime-env-json", '{"working_dir": "/x"}'], "must not set working_dir"),
+        (["--env", "NOVALUE"], "NAME=VALUE"),
+        (["--junit", "x.xml", "--no-gate"], "leave one of them out"),
+        (["--junit", "x.xml", "--detach"], "--detach"),
+        (["--timeout", "0"], "positive number"),
+        (["--job-dir", "nowhere"], "no job folder"),
+        (["--steps", "3"], "submit -- --steps 3"),
+    ],
+)
+def test_wrong_use_is_exit_code_2_and_submits_nothing(
+    ray: StubRay, url: str, words: list[str], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["submit", "--address", url, *words, "--", "--steps", "1"]) == 2
+    assert says in capsys.readouterr().err
+    assert not ray.jobs
+
+
+def test_a_refused_job_gives_rays_last_line_not_its_traceback(ray: StubRay, url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    ray.fail["/api/jobs/"] = (400, "Traceback (most recent call last):\n  File …\nTypeError: pip must be a list")
+    assert main(["submit", "--address", url]) == 2
+    error = capsys.readouterr().err
+    assert "TypeError: pip must be a list" in error and "Traceback" not in error
+
+
+def test_an_upload_that_the_server_finds_too_large_says_so(ray: StubRay, url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    ray.fail["/api/packages"] = (413, "Maximum request body size exceeded")
+    assert main(["submit", "--address", url]) == 2
+    assert "413" in capsys.readouterr().err
+
+
+# ---- the same jobs, later ------------------------------------------------------------------------------------------------
+def test_status_lists_jobs_and_its_exit_code_follows_one(ray: StubRay, url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    ray.jobs = {"good": StubJob(script=[(0, "SUCCEEDED")]), "bad": StubJob(script=[(0, "FAILED")], message="boom")}
+    assert main(["status", "--address", url]) == 0
+    assert main(["status", "good", "--address", url]) == 0
+    assert main(["status", "bad", "--address", url]) == 4
+    assert "boom" in capsys.readouterr().out
+    assert main(["status", "none", "--address", url]) == 4
+
+
+def test_stop_waits_for_the_end_and_says_when_there_was_nothing_to_stop(
+    ray: StubRay, url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ray.jobs = {"run": StubJob(script=[(0, "RUNNING")])}
+    assert main(["stop", "run", "--address", url, "--json"]) == 0
+    assert document(capsys)["status"] == "STOPPED"
+    assert main(["stop", "run", "--address", url]) == 0
+    assert "had ended before" in capsys.readouterr().err
+
+
+def test_logs_prints_bytes_as_they_are(ray: StubRay, url: str, capsysbinary: pytest.CaptureFixture[bytes]) -> None:
+    ray.jobs = {"run": StubJob(script=[(0, "SUCCEEDED")], log=b"a\xffb\r\nc")}
+    assert main(["logs", "run", "--address", url]) == 0
+    assert capsysbinary.readouterr().out == b"a\xffb\r\nc"
+
+
+def test_errors_are_one_document_under_json(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["logs", "none", "--address", url, "--json"]) == 4
+    told = document(capsys)
+    assert told["exit_code"] == 4 and "none" in told["error"]
