@@ -23,9 +23,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 
 from fsdp_job.errors import CheckpointError
+from fsdp_job.staging import Staging
 from fsdp_job.storage import MARKER, Location, RunFolder
 
 Tensors = dict[str, Any]
@@ -60,12 +60,11 @@ class Checkpointer:
         self.last_good: str | None = None
         self._thread: threading.Thread | None = None
         self._result: SaveResult | None = None
-        cuda = device.type == "cuda"
-        self._stager = DefaultStager(
-            StagingOptions(
-                use_pinned_memory=cuda, use_shared_memory=False, use_async_staging=False, use_non_blocking_copy=cuda
-            )
-        )
+        self._staging = Staging(device)
+
+    def prepare(self, tensors: Tensors) -> None:
+        """Make room for copies of ``tensors`` in the background, before the first save needs it."""
+        self._staging.prepare(tensors)
 
     def save(self, step: int, tensors: Tensors, facts: dict[str, Any]) -> None:
         """Copy ``tensors`` to memory of the host (blocking), then write them in the background.
@@ -74,7 +73,7 @@ class Checkpointer:
         """
         began = time.perf_counter()
         self.wait()
-        staged = self._stager.stage(tensors)
+        staged = self._staging.copy(tensors)
         blocked = time.perf_counter() - began
         self._result = None
         self._thread = threading.Thread(

@@ -74,6 +74,8 @@ class Loop:
             prefetch=4, pin_memory=self.ranks.device.type == "cuda",
         )  # fmt: skip
         begun = self.progress.step
+        if self.checkpointer is not None and self.cfg.checkpoint_every:
+            self.checkpointer.prepare(self.save_state())
         self._last = Moment(self.ranks.device)
         try:
             for step in range(begun + 1, cfg.steps + 1):

@@ -93,7 +93,7 @@ class Board:
         folder = self._scratch or Path(target.path)
         folder.mkdir(parents=True, exist_ok=True)
         self._folder = folder
-        self._writer = SummaryWriter(logdir=str(folder), flush_secs=30)
+        self._writer = SummaryWriter(str(folder), flush_secs=30)
 
     def add(self, step: int, fields: dict[str, Any]) -> None:
         for name, value in fields.items():

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from fsdp_job import attention
 from fsdp_job.config import JobConfig
 from fsdp_job.errors import ModelError
 from fsdp_job.loss import CHUNK_LOGITS, linear_cross_entropy
@@ -23,7 +24,8 @@ class CausalLMLoss(nn.Module):
     """A causal language model whose forward pass gives the loss: what is sharded as the root and trained.
 
     forward(input_ids, labels, position_ids), each int64 [batch, seq_len], returns (loss sum × ``loss_scale``, loss sum),
-    fp32 scalars; labels are shifted already. ``loss_scale`` is an attribute since FSDP casts floating inputs to bf16.
+    fp32 scalars; labels are shifted already. ``documents`` is what ``attention.boundaries`` gave, used where ``packs``.
+    ``loss_scale`` is an attribute since FSDP casts floating inputs to bf16.
     """
 
     def __init__(self, model: nn.Module, *, compiled: bool = False, chunk_logits: int = CHUNK_LOGITS) -> None:
@@ -32,13 +34,19 @@ class CausalLMLoss(nn.Module):
         self.compiled = compiled
         self.chunk_logits = chunk_logits
         self.loss_scale: torch.Tensor | None = None
+        self.packs = model.config._attn_implementation == attention.NAME  # type: ignore[union-attr, operator]
         self.softcap, self.factor = logits_transform(model.config)
 
     def forward(
-        self, input_ids: torch.Tensor, labels: torch.Tensor, position_ids: torch.Tensor, **attention: Any
+        self,
+        input_ids: torch.Tensor,
+        labels: torch.Tensor,
+        position_ids: torch.Tensor,
+        documents: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         backbone: Any = self.model.base_model
-        hidden = backbone(input_ids=input_ids, position_ids=position_ids, use_cache=False, **attention)[0]
+        mask = documents if self.packs else None
+        hidden = backbone(input_ids=input_ids, position_ids=position_ids, attention_mask=mask, use_cache=False)[0]
         head: Any = self.model.get_output_embeddings()  # type: ignore[operator]
         return linear_cross_entropy(
             hidden, head.weight, labels, scale=self.loss_scale, bias=getattr(head, "bias", None), softcap=self.softcap,
@@ -114,15 +122,19 @@ def load_config(cfg: JobConfig) -> Any:
         ) from error
 
 
-def build(cfg: JobConfig) -> BuiltModel:
+def build(cfg: JobConfig, device_type: str = "cpu") -> BuiltModel:
     """The run's model on the meta device, its blocks, and its buffers' true values (kept on the CPU)."""
     from transformers import AutoModelForCausalLM
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
     config = load_config(cfg)
     config.use_cache = False
     try:
+        kind = attention.choose(config, MODEL_FOR_CAUSAL_LM_MAPPING[type(config)], device_type)
         with parameters_on_meta():
-            model = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa", dtype=torch.float32)
+            model = AutoModelForCausalLM.from_config(config, attn_implementation=kind, dtype=torch.float32)
+    except KeyError as error:
+        raise ModelError(f"model type {config.model_type!r} is no causal language model of transformers") from error
     except ValueError as error:
         raise ModelError(
             f"model type {config.model_type!r} is no causal language model that sdpa supports: {error}"

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
+from fsdp_job.attention import boundaries
 from fsdp_job.loss import IGNORED
 from fsdp_job.model import CausalLMLoss
 from fsdp_job.optim import ShardedAdamW
@@ -89,7 +90,7 @@ class Stepper:
         for number, batch in enumerate(micro_batches):
             last = number == len(micro_batches) - 1
             set_accumulation(self.root, last=last, sharding=self.sharding, across_nodes=across)
-            scaled, plain = self.root(**_to_device(batch, device))
+            scaled, plain = self.root(**self._inputs(batch))
             scaled.backward()
             total += plain.detach()
         dist.all_reduce(total)
@@ -97,6 +98,15 @@ class Stepper:
         self.optimizer.step(learning_rate)
         mean = total / count.clamp(min=1)
         return Numbers(torch.stack([mean.double(), norm.double(), count.double()]))
+
+    def _inputs(self, batch: MicroBatch) -> MicroBatch:
+        """A micro-batch (CPU, pinned) on the device, with the boundaries of its documents where the model takes them."""
+        device = self.ranks.device
+        documents = boundaries(batch["position_ids"]) if self.root.packs else None
+        if documents is not None:
+            documents = documents.pin_memory() if device.type == "cuda" else documents
+            batch = {**batch, "documents": documents}
+        return {name: value.to(device, non_blocking=True) for name, value in batch.items()}
 
     @torch.no_grad()
     def evaluate(self, steps: Iterable[list[MicroBatch]]) -> float:
@@ -107,7 +117,7 @@ class Stepper:
         self.root.loss_scale = None
         for step in steps:
             for batch in step:
-                on_device = _to_device(batch, device)
+                on_device = self._inputs(batch)
                 _, plain = self.root(**on_device)
                 sums[0] += plain.double()
                 sums[1] += (on_device["labels"] != IGNORED).sum()
@@ -117,7 +127,3 @@ class Stepper:
         dist.all_reduce(sums)
         loss, count = sums.tolist()
         return loss / max(count, 1.0)
-
-
-def _to_device(batch: MicroBatch, device: torch.device) -> MicroBatch:
-    return {name: value.to(device, non_blocking=True) for name, value in batch.items()}

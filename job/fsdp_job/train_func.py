@@ -20,7 +20,7 @@ from fsdp_job.events import Sink
 from fsdp_job.export import export_hf
 from fsdp_job.loop import Loop
 from fsdp_job.metrics import Board, Speed, attention_shape, flops_per_token, peak_tflops
-from fsdp_job.precision import choose_precision
+from fsdp_job.precision import choose_precision, use_float8
 from fsdp_job.profiling import Profile
 from fsdp_job.ranks import Ranks, broadcast_from_first
 from fsdp_job.state import Progress
@@ -53,7 +53,7 @@ def train(job: Job) -> dict[str, Any]:
     if ranks.device.type == "cuda":
         torch.backends.cuda.matmul.allow_tf32 = precision != "fp32"
 
-    built = models.build(cfg)
+    built = models.build(cfg, ranks.device.type)
     total, in_products = models.count_parameters(built.model)
     root = models.CausalLMLoss(built.model, compiled=compiled)
 
@@ -61,14 +61,16 @@ def train(job: Job) -> dict[str, Any]:
         cfg.sharding, parameters=total, ranks=ranks, node_memory_bytes=_node_memory(ranks)
     )  # fmt: skip
     mesh = sharding.make_mesh(kind, ranks)
+    if precision == "fp8":
+        use_float8(built.blocks)
+    keep = sharding.keeps_gathered(
+        block_parameters=sum(p.numel() for block in built.blocks for p in block.parameters()),
+        compute_bytes=4 if precision == "fp32" else 2, gpu_memory_bytes=_gpu_memory(ranks),
+    )  # fmt: skip
     sharding.apply(
-        root,
-        built.blocks,
-        mesh,
-        checkpointing=cfg.activation_checkpointing,
-        compiled=compiled,
-        bf16=precision == "bf16",
-    )
+        root, built.blocks, mesh, checkpointing=cfg.activation_checkpointing, compiled=compiled, bf16=precision != "fp32",
+        keep_gathered=keep,
+    )  # fmt: skip
     weights.materialize(root, built, ranks.device)
 
     parameters = list(built.model.parameters())
@@ -116,7 +118,7 @@ def train(job: Job) -> dict[str, Any]:
         exported = None
         if cfg.export == "hf":
             job.watch.beat(loop.progress.step, "export", allow=10.0)
-            exported = export_hf(built, cfg, ranks, job.run.root.join("export"), bf16=precision == "bf16")
+            exported = export_hf(built, cfg, ranks, job.run.root.join("export"), bf16=precision != "fp32")
     finally:
         if loop.board is not None:
             loop.board.close()
@@ -205,10 +207,13 @@ def _checkpointer(job: Job, resumed: Resumed) -> Checkpointer | None:
     return checkpointer
 
 
+def _gpu_memory(ranks: Ranks) -> int | None:
+    return None if ranks.device.type != "cuda" else torch.cuda.get_device_properties(ranks.device).total_memory
+
+
 def _node_memory(ranks: Ranks) -> int | None:
-    if ranks.device.type != "cuda":
-        return None
-    return torch.cuda.get_device_properties(ranks.device).total_memory * ranks.local_world_size
+    memory = _gpu_memory(ranks)
+    return None if memory is None else memory * ranks.local_world_size
 
 
 def _announce(

@@ -82,7 +82,7 @@ def run_job(
     """Train with these flags on ``world`` processes; ``before(rank)`` runs in each first (a picklable function)."""
     settings = settings_for(flags, world=starting_world or world, name=name, submission=submission)
     answers = call_on_ranks(_attempt, world=world, nodes=nodes, args=(settings, before))
-    events = next((answer["events"] for answer in answers if answer["events"]), [])
+    events: list[dict[str, Any]] = next((answer["events"] for answer in answers if answer["events"]), [])
     return Run([answer["outcome"] for answer in answers], events)
 
 
