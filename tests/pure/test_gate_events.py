@@ -87,6 +87,7 @@ def moved(**change: Any) -> list[dict[str, Any]]:
         ("no counters at all", run(efa_counters=[]), "no EFA counters"),
         ("a device that appears during the run", run(efa_counters={"before": {"a": {"tx_bytes": 1}}, "after": {"b": {"tx_bytes": 9}}}), "0 bytes sent"),
         ("a counter that was reset", run(efa_counters={"before": {"tx_bytes": 9, "rx_bytes": 9}, "after": {"tx_bytes": 1, "rx_bytes": 1}}), "0 bytes sent"),
+        ("a counter without a finite value", run(efa_counters={"before": {"tx_bytes": 0, "rx_bytes": 0}, "after": {"tx_bytes": float("inf"), "rx_bytes": float("nan")}}), "0 bytes sent"),
         ("no rank without world size", [{k: v for k, v in e.items() if k != "world_size"} for e in run()], "world's size"),
         ("a malformed event", [*run(), {"event": "transport", "rank": "0", "nccl_lines": []}], "without a usable rank"),
         ("a rank without a node", [*run(), {"event": "transport", "rank": 1, "node": None}], "without a usable rank"),
@@ -162,6 +163,23 @@ def test_free_lines_decide_where_no_event_came() -> None:
     stream.feed_line("gpu-a:1:2 [0] NCCL INFO Using network Socket\n")
     assert not stream.by_events
     assert stream.verdict("SUCCEEDED").to_json()["transport"] == "socket"
+
+
+def test_a_node_s_name_cannot_move_the_terminal_s_cursor() -> None:
+    answer = judged([{**entry, "node": "\x1b[2Jnode\x07\n" + entry["node"]} for entry in run(**TCP)])
+    texts = [*answer.reasons, *(node.node for node in answer.nodes)]
+    assert all(text.isprintable() for text in texts)
+    assert "10.0.0.1" in " ".join(texts)
+
+
+def test_where_events_are_required_free_lines_cannot_pass() -> None:
+    lines = [line for entry in run() for line in entry["nccl_lines"]]
+    for required, outcome in ((False, "pass"), (True, "fail")):
+        stream = RunJudge(nodes_expected=2, events_required=required)
+        for line in lines:
+            stream.feed_line(line)
+        assert stream.verdict("SUCCEEDED").outcome == outcome
+    assert "no transport event" in " ".join(stream.verdict("SUCCEEDED").reasons)
 
 
 def test_a_quoted_event_is_no_event() -> None:

@@ -112,6 +112,10 @@ class _Attempt:
 
 
 def _missing(answered: Mapping[int, str], world: int) -> list[str]:
+    if not answered:
+        return [
+            "no transport event: no rank said what it used; check that the job got as far as training and how it ended"
+        ]
     if world <= 0:
         return ["no transport event says the world's size, so a rank may be missing; check the job's version"]
     missing = [rank for rank in range(min(world, MAX_RANKS)) if rank not in answered]
@@ -163,4 +167,4 @@ def _delta(before: Mapping[str, Any], after: Mapping[str, Any], sources: Iterabl
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e30

@@ -25,7 +25,8 @@ class Node:
 
     @property
     def label(self) -> str:
-        return self.name or "(no host named)"
+        name = "".join(char for char in self.name or "" if char.isprintable())
+        return name[:128] or "(no host named)"
 
     @property
     def crossing(self) -> bool:

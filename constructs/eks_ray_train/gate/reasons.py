@@ -49,10 +49,14 @@ _NO_PROVIDER = 'uses Libfabric, but no line says with which provider ("Selected 
 _SUBSYS = "check that NCCL_DEBUG=INFO and that NCCL_DEBUG_SUBSYS contains INIT and NET"
 
 
+def printable(text: str) -> str:
+    """Text of a log fit for a terminal: nothing in it moves the cursor or changes colours."""
+    return "".join(char if char.isprintable() else " " for char in text)
+
+
 def quote(line: str, limit: int = 240) -> str:
     """A log line fit for one line of a terminal: no colours, no control characters, cut where long."""
-    text = strip_colour(line.encode("utf-8", "replace")).decode("utf-8", "replace")
-    text = "".join(char if char.isprintable() else " " for char in text).strip()
+    text = printable(strip_colour(line.encode("utf-8", "replace")).decode("utf-8", "replace")).strip()
     return f'"{text[:limit]}…"' if len(text) > limit else f'"{text}"'
 
 

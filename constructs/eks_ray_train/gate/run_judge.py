@@ -25,6 +25,7 @@ _MAX_EVENT_BYTES = 256 << 20
 class RunJudge:
     """Feed the job's stream, then ask for the verdict with the job's final status.
 
+    ``events_required``: never fall back to free lines, so that a run without transport events cannot pass.
     ``nodes_expected`` None: as many nodes as the log names, at least two. ``expected`` None: ``none`` for one node, else
     ``efa``.
     """
@@ -35,7 +36,9 @@ class RunJudge:
         nodes_expected: int | None = None,
         expected: Expected | None = None,
         instance: ExpectedFabric | None = None,
+        events_required: bool = False,
     ) -> None:
+        self.events_required = events_required
         self.nodes_expected, self.expected, self.instance = nodes_expected, expected, instance
         self.done_status: str | None = None
         """What the job's own ``done`` event says, for logs whose status nobody kept."""
@@ -95,7 +98,7 @@ class RunJudge:
         evidence = self._parser.evidence()
         nodes = self.nodes_expected or max(2, self._named_nodes(evidence))
         expected: Expected = self.expected or ("none" if nodes == 1 else "efa")
-        if not self.by_events:
+        if not (self.by_events or self.events_required):
             return judge(
                 evidence, job_status=job_status, nodes_expected=nodes, expected=expected, instance=self.instance
             )

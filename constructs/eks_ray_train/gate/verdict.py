@@ -78,7 +78,7 @@ class _Case:
             nodes_expected=self.nodes_expected,
             nodes_seen=self.nodes_seen(),
             ranks_seen=sum(1 for rank in self.ranks if rank.pid is not None or rank.host or rank.strong),
-            reasons=tuple(self.general + reasons + self.notes),
+            reasons=tuple(say.printable(reason) for reason in self.general + reasons + self.notes),
             nodes=tuple(self.node_verdict(node) for node in self.nodes if node.name or node.lines()),
         )
 
@@ -92,7 +92,7 @@ class _Case:
             evidence=tuple(node.lines(against_first=kind is not Transport.EFA)),
             sent=(counters.sent or 0) if counters else 0,
             received=(counters.received or 0) if counters else 0,
-            reasons=tuple(self.of_node[node]),
+            reasons=tuple(map(say.printable, self.of_node[node])),
         )
 
     def nodes_seen(self) -> int:
