@@ -39,7 +39,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     parser.add_argument("--job-status", metavar="S", help="how the job ended, as Ray says it; only SUCCEEDED can pass")
     parser.add_argument(
-        "--nodes", type=int, metavar="N", help="GPU nodes of the run (default: those the log names, at least 2)"
+        "--nodes", type=int, metavar="N", help="GPU nodes of the run (default: as the log says, at least 2)"
     )
     parser.add_argument(
         "--expect", choices=["efa", "tcp", "none"], help="transport to expect (default: efa; none for one node)"

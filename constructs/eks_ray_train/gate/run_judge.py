@@ -14,6 +14,7 @@ from eks_ray_train.gate.answer import Expected, Verdict
 from eks_ray_train.gate.events import judge_events, read_event
 from eks_ray_train.gate.evidence import Evidence, ExpectedFabric
 from eks_ray_train.gate.nccl_log import LogParser
+from eks_ray_train.gate.nodes import sort_into_nodes
 from eks_ray_train.gate.verdict import judge
 
 CHUNK_BYTES = 1 << 20
@@ -26,7 +27,7 @@ class RunJudge:
     """Feed the job's stream, then ask for the verdict with the job's final status.
 
     ``events_required``: never fall back to free lines, so that a run without transport events cannot pass.
-    ``nodes_expected`` None: as many nodes as the log names, at least two. ``expected`` None: ``none`` for one node, else
+    ``nodes_expected`` None: as many nodes as the log names or NCCL counts, at least two. ``expected`` None: ``none`` for one node, else
     ``efa``.
     """
 
@@ -119,8 +120,9 @@ class RunJudge:
     def _named_nodes(self, evidence: Evidence) -> int:
         if self.by_events:
             return len({str(event.get("node")) for event in self._events if event.get("event") == "transport"})
-        named = {rank.ip or rank.host for rank in evidence.ranks if rank.ip or rank.host}
-        return len(named | evidence.ray_nodes)
+        nodes = [node for node in sort_into_nodes(evidence) if node.name is not None]
+        others = evidence.ray_nodes - {node.ip for node in nodes if node.ip}
+        return max(len(nodes) + len(others), evidence.nodes_by_nccl)
 
 
 def read_log(judge_: RunJudge, source: str) -> None:
