@@ -15,7 +15,7 @@ from aws_cdk import aws_logs as logs
 from constructs import Construct
 
 from .cluster_type import AnyCluster
-from .kubectl_layer import kubectl_layer
+from .kubectl import kubectl_layer
 from .versions import DEFAULT_KUBERNETES, minor_of
 
 

@@ -82,6 +82,14 @@ def test_every_public_name_exists_and_the_list_is_frozen() -> None:
     assert sorted(eks_ray_train.__all__) == sorted(PUBLIC)
 
 
+def test_no_public_name_is_also_a_module() -> None:
+    """Importing the module would put it in the name's place."""
+    import eks_ray_train
+
+    modules = {path.stem for path in Path(str(eks_ray_train.__file__)).parent.glob("*")}
+    assert not modules & set(eks_ray_train.__all__)
+
+
 def test_an_unknown_name_is_an_attribute_error() -> None:
     import eks_ray_train
 
