@@ -21,8 +21,11 @@ CHUNK_LOGITS = 2**29
 
 def _chunk_loss_and_gradient(
     logits: torch.Tensor, labels: torch.Tensor, scale: torch.Tensor, softcap: float | None
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Summed loss (fp32 scalar) of logits [n, vocab], and the gradient of ``scale * loss`` to them in their dtype."""
+) -> torch.Tensor:
+    """Summed loss (fp32 scalar) of logits [n, vocab], which become the gradient of ``scale * loss`` to themselves.
+
+    In place: a chunk's logits and their gradient never exist side by side.
+    """
     x = logits.float()
     if softcap is not None:
         t = torch.tanh(x / softcap)
@@ -36,7 +39,8 @@ def _chunk_loss_and_gradient(
     grad = torch.where(valid[:, None], torch.exp(x - log_z[:, None]) - hot.to(x.dtype), 0.0)
     if softcap is not None:
         grad = grad * (1 - t * t)
-    return loss, (grad * scale).to(logits.dtype)
+    logits.copy_(grad * scale)
+    return loss
 
 
 _compiled: Any = None
@@ -50,6 +54,14 @@ def _kernel(device: torch.device, compiled: bool) -> Any:
     if _compiled is None:
         _compiled = torch.compile(_chunk_loss_and_gradient, dynamic=False)
     return _compiled
+
+
+def _add_product(total: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> None:
+    """``total += a @ b`` with an fp32 total: inside the product itself on CUDA, where it saves two passes over the total."""
+    if total.is_cuda and a.dtype in (torch.bfloat16, torch.float16):
+        torch.ops.aten.addmm.dtype_out(total, a, b, torch.float32, out=total)
+    else:
+        total += a @ b
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
@@ -69,14 +81,13 @@ class _LinearCrossEntropy(torch.autograd.Function):
             logits = F.linear(h, weight, bias)
             if factor != 1.0:
                 logits = logits * factor
-            part, grad = kernel(logits, labels[start : start + chunk], scale, softcap)
-            del logits
-            loss += part
+            loss += kernel(logits, labels[start : start + chunk], scale, softcap)
+            grad = logits
             if grad_hidden is not None and grad_weight is not None:
                 if factor != 1.0:
                     grad = grad * factor
                 torch.mm(grad, weight, out=grad_hidden[start : start + chunk])
-                grad_weight += grad.t() @ h
+                _add_product(grad_weight, grad.t(), h)
                 if grad_bias is not None:
                     grad_bias += grad.sum(0, dtype=torch.float32)
         ctx.save_for_backward(grad_hidden, grad_weight, grad_bias)
@@ -90,7 +101,9 @@ class _LinearCrossEntropy(torch.autograd.Function):
         hidden, weight, bias = ctx.saved_tensors
         weight_dtype, bias_dtype = ctx.dtypes
         g_bias = None if bias is None else (bias * outer).to(bias_dtype)
-        return hidden * outer, (weight * outer).to(weight_dtype), g_bias, None, None, None, None, None, None, None
+        # Straight into the weight's dtype: a product in fp32 first would need as much memory again.
+        g_weight = torch.mul(weight, outer, out=torch.empty_like(weight, dtype=weight_dtype))
+        return hidden * outer, g_weight, g_bias, None, None, None, None, None, None, None
 
 
 def linear_cross_entropy(

@@ -2,22 +2,48 @@
 
 from __future__ import annotations
 
+import importlib.util
+
 import torch
+from torch import nn
 
 from fsdp_job.errors import JobUsageError
 
 
 def choose_precision(asked: str | None, device: torch.device) -> str:
-    """``bf16`` or ``fp32``; by default bf16 on CUDA and fp32 on the CPU. Raises JobUsageError where the chip lacks it."""
+    """``bf16``, ``fp32`` or ``fp8``; by default bf16 on CUDA and fp32 on the CPU. Raises JobUsageError where fp8 cannot be."""
     if asked is None:
         return "bf16" if device.type == "cuda" else "fp32"
     if asked == "fp8":
-        raise JobUsageError(fp8_problem(device))
+        problem = fp8_problem(device)
+        if problem is not None:
+            raise JobUsageError(problem)
     return asked
 
 
-def fp8_problem(device: torch.device) -> str:
-    """Why fp8 cannot be used here, with the remedy."""
+def use_float8(blocks: list[nn.Module]) -> int:
+    """Let the blocks' matrix products compute in fp8 (torchao, one scale a tensor, chosen each step); returns how many.
+
+    Weights stay what they are under the same names. Head and embedding stay bf16; products whose sizes are no multiples
+    of 16 cannot be in fp8 and stay too. Source: https://github.com/pytorch/ao/tree/main/torchao/float8
+    """
+    from torchao.float8 import Float8LinearConfig, convert_to_float8_training
+
+    changed = 0
+
+    def wanted(module: nn.Module, _name: str) -> bool:
+        nonlocal changed
+        fits = isinstance(module, nn.Linear) and module.in_features % 16 == 0 and module.out_features % 16 == 0
+        changed += fits
+        return fits
+
+    for block in blocks:
+        convert_to_float8_training(block, config=Float8LinearConfig.from_recipe_name("tensorwise"), module_filter_fn=wanted)
+    return changed
+
+
+def fp8_problem(device: torch.device) -> str | None:
+    """Why fp8 cannot be used here, with the remedy; None where it can."""
     if device.type != "cuda":
         return "--precision fp8 needs an NVIDIA GPU of compute capability 8.9 or more, got a CPU; use --precision bf16 or fp32"
     capability = torch.cuda.get_device_capability(device)
@@ -25,4 +51,9 @@ def fp8_problem(device: torch.device) -> str:
     if capability < (8, 9):
         have = ".".join(map(str, capability))
         return f"--precision fp8 needs compute capability 8.9 or more, {name} has {have}; use --precision bf16"
-    return f"--precision fp8 needs torchao on every node, which was not found beside {name}; use --precision bf16"
+    if importlib.util.find_spec("torchao") is None:
+        return (
+            "--precision fp8 needs the package torchao on every node, which is not installed; add it with "
+            """--runtime-env-json '{"pip": ["torchao"]}', or use --precision bf16"""
+        )
+    return None
