@@ -17,7 +17,7 @@ EPILOG = """\
 example session:
   eks-ray-train gate train.log --job-status SUCCEEDED --nodes 2
   eks-ray-train gate worker-*.log.gz --job-status SUCCEEDED --nodes 4 --instance-type p5.48xlarge --junit gate.xml
-  kubectl exec HEAD -- cat /tmp/ray/session_latest/logs/job-driver-ID.log | eks-ray-train gate - --job-status SUCCEEDED
+  eks-ray-train logs ID | eks-ray-train gate - --job-status SUCCEEDED
   eks-ray-train gate tcp.log --expect tcp --job-status SUCCEEDED      # the comparison run must not have used EFA
 
 The files are taken as one run. Exit code 0: pass, or nothing to judge; 2: wrong use; 3: gate failed; 4: the job failed
