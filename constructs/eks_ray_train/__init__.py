@@ -30,7 +30,8 @@ _EXPORTS: dict[str, str] = {
     "SystemNodeGroup": "system_node_group",
     "TrainingCluster": "training_cluster",
     "TrainingNetwork": "network",
-    "kubectl_layer": "kubectl_layer",
+    "existing_cluster": "training_cluster",
+    "kubectl_layer": "kubectl",
     # data
     "GPU_TAINT": "node_labels",
     "HelmRelease": "helm",
@@ -73,7 +74,7 @@ if TYPE_CHECKING:  # for type checkers and editors; the table above decides
     from .helm import HelmRelease
     from .instances import InstanceType, get_instance_type
     from .job_identity import JobIdentity
-    from .kubectl_layer import kubectl_layer
+    from .kubectl import kubectl_layer
     from .kuberay_operator import KubeRayOperator
     from .manifests.ray_cluster import WorkerGroup
     from .network import TrainingNetwork
@@ -85,4 +86,4 @@ if TYPE_CHECKING:  # for type checkers and editors; the table above decides
     from .spending_limit import SpendingLimit
     from .storage import CheckpointBucket, LustreStorage
     from .system_node_group import SystemNodeGroup
-    from .training_cluster import TrainingCluster
+    from .training_cluster import TrainingCluster, existing_cluster

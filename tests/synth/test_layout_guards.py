@@ -116,6 +116,6 @@ PUBLIC = (
     "CapacityClaim", "CapacityProbe", "CheckpointBucket", "ClusterAddons", "DevicePlugins", "EfaGpuNodeGroup", "EfaSecurityGroup",
     "EksRayTrainError", "ExitCode", "GPU_TAINT", "HelmRelease", "InstanceType", "JobIdentity", "KubeRayOperator", "LustreStorage",
     "RayTrainCluster", "RayTrainJob", "RunOutputs", "Settings", "SettingsError", "SpendingLimit", "SystemNodeGroup", "Taint",
-    "TrainingCluster", "TrainingNetwork", "UsageError", "WorkerGroup", "__version__", "get_instance_type", "kubectl_layer",
+    "TrainingCluster", "TrainingNetwork", "UsageError", "WorkerGroup", "__version__", "existing_cluster", "get_instance_type", "kubectl_layer",
     "load_settings",
 )  # fmt: skip
