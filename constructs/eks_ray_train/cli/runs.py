@@ -45,7 +45,7 @@ class RunRequest:
         """GPU nodes that this run uses: the declared ones, fewer where ``--num_workers`` fills fewer. None: not known."""
         if target.nodes is None or target.instance is None:
             return target.nodes
-        workers = _flag_value(self.job_args, "--num_workers")
+        workers = flag_value(self.job_args, "--num_workers")
         if workers is None or not workers.isdigit() or int(workers) == 0:
             return target.nodes
         return min(target.nodes, math.ceil(int(workers) / target.instance.gpus))
@@ -217,7 +217,7 @@ def write_junit(result: RunResult, path: Path) -> None:
         raise UsageError(f"cannot write --junit {path}: {error.strerror or error}") from None
 
 
-def _flag_value(words: Sequence[str], flag: str) -> str | None:
+def flag_value(words: Sequence[str], flag: str) -> str | None:
     """Value of the job's flag, written with - or _, as one word or two; None where it is absent."""
     value = None
     for index, word in enumerate(words):

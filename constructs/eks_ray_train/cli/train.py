@@ -55,13 +55,14 @@ def run(args: argparse.Namespace) -> int:
     from .connect import connect
     from .local_ray import LocalCluster
     from .package_dir import build_package
-    from .runs import new_submission_id
+    from .runs import flag_value, new_submission_id
 
+    total = total_steps(args.job_args)
     package = build_package(args.job_dir)
     name = new_submission_id("demo")
     folder = args.out.absolute() / name
     job_args = list(DEFAULTS)
-    if not _given(args.job_args, "--dataset"):
+    if flag_value(args.job_args, "--dataset") is None:
         job_args.append(f"--dataset={write_text(folder / 'text')}")
     job_args += [f"--storage-path={folder / 'checkpoints'}", f"--run-name={name}", *args.job_args]
 
@@ -70,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
     with LocalCluster(workers=WORKERS, env={"EKS_RAY_TRAIN_CACHE_DIR": str(folder / "cache")}) as cluster:
         print(f"Ray is up at {cluster.address} after {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
         with connect(cluster.address, token=cluster.token) as target:
-            results = train_and_resume(target, job_args, package=package, name=name, as_json=args.json)
+            results = train_and_resume(target, job_args, total=total, package=package, name=name, as_json=args.json)
         document = report(results, folder, args.report)
         if args.json:
             print(json.dumps(document), flush=True)
@@ -79,19 +80,25 @@ def run(args: argparse.Namespace) -> int:
     return int(document["exit_code"])
 
 
-def train_and_resume(
-    target: Target, job_args: list[str], *, package: Any, name: str, as_json: bool
-) -> list[RunResult]:
-    """Two submissions of the same run: three quarters of the steps, then the rest from the checkpoint."""
+def total_steps(job_args: list[str]) -> int:
+    """Steps of both submissions together. Raises UsageError for fewer than two, before anything is started."""
     from eks_ray_train.errors import UsageError
 
-    from .run_view import RunView
-    from .runs import RunRequest, _flag_value, follow_run, make_judge, submit_run, tell_result
+    from .runs import flag_value
 
-    text = _flag_value(job_args, "--steps") or str(STEPS)
+    text = flag_value(job_args, "--steps") or str(STEPS)
     if not text.isdigit() or int(text) < 2:
         raise UsageError(f"--steps must be at least 2 here (some to train, the rest to resume), got {text}")
-    total = int(text)
+    return int(text)
+
+
+def train_and_resume(
+    target: Target, job_args: list[str], *, total: int, package: Any, name: str, as_json: bool
+) -> list[RunResult]:
+    """Two submissions of the same run: three quarters of the steps, then the rest from the checkpoint."""
+    from .run_view import RunView
+    from .runs import RunRequest, follow_run, make_judge, submit_run, tell_result
+
     results: list[RunResult] = []
     for part, steps in (("train", max(1, total * 3 // 4)), ("resume", total)):
         request = RunRequest(job_args=[*job_args, f"--steps={steps}"], package=package, expect="none")
@@ -176,10 +183,6 @@ def write_text(folder: Path, *, limit_bytes: int = TEXT_BYTES) -> Path:
         raise UsageError(f"this Python has no sources of its standard library in {library}; give the job --dataset FILE")
     print(f"text: {written / 1024**2:.1f} MiB of Python's standard library ({path})", file=sys.stderr, flush=True)
     return path
-
-
-def _given(words: list[str], flag: str) -> bool:
-    return any(word.partition("=")[0].replace("_", "-") == flag for word in words)
 
 
 def _keep(cluster: LocalCluster) -> None:

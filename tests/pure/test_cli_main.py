@@ -1,0 +1,173 @@
+"""The command line's frame: one error boundary, exit codes, ``--json`` everywhere, a ``--help`` that answers at once."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import subprocess
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from eks_ray_train.cli import __main__ as cli
+from eks_ray_train.errors import GateFailedError, LeftBehindError, NoCapacityError, UsageError
+
+CONTRACT = [
+    "init", "capacity", "up", "down", "scale", "plan", "submit", "status", "logs", "stop", "dashboard", "gate", "doctor", "bench",
+    "render", "teardown", "train",
+]  # fmt: skip
+HEAVY = ("boto3", "botocore", "kubernetes", "urllib3", "ray", "torch", "aws_cdk", "jsii", "yaml", "tqdm", "aiohttp")
+
+
+def test_the_commands_are_the_contracts() -> None:
+    assert list(cli.COMMANDS) == CONTRACT
+
+
+@pytest.mark.parametrize("command", cli.available_commands())
+def test_every_command_has_help_with_an_example_and_json(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        cli.main([command, "--help"])
+    assert end.value.code == 0
+    text = capsys.readouterr().out
+    parser, _ = cli.build_parser(command)
+    assert f"eks-ray-train {command}" in text
+    for leaf in leaves(parser, command):
+        assert "--json" in leaf._option_string_actions, leaf.prog
+
+
+def leaves(parser: argparse.ArgumentParser, command: str) -> list[argparse.ArgumentParser]:
+    top = next(a for a in parser._actions if isinstance(a, argparse._SubParsersAction)).choices[command]
+    nested = [a for a in top._actions if isinstance(a, argparse._SubParsersAction)]
+    return [child for action in nested for child in action.choices.values()] or [top]
+
+
+@pytest.mark.parametrize("words", [["--help"], *([command, "--help"] for command in cli.available_commands())])
+def test_help_imports_nothing_heavy(words: list[str]) -> None:
+    code = (
+        "import sys; from eks_ray_train.cli.__main__ import main\n"
+        f"try: main({words!r})\nexcept SystemExit: pass\n"
+        f"print(','.join(m for m in {HEAVY!r} if m in sys.modules), file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stderr.strip() == ""
+
+
+def test_help_takes_less_than_a_third_of_a_second_of_cpu() -> None:
+    def cpu() -> float:
+        used = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return used.ru_utime + used.ru_stime
+
+    times = []
+    for _ in range(5):
+        before = cpu()
+        subprocess.run([sys.executable, "-m", "eks_ray_train.cli", "--help"], stdout=subprocess.DEVNULL, check=True)
+        times.append(cpu() - before)
+    assert min(times) < 0.3
+
+
+def run_with(monkeypatch: pytest.MonkeyPatch, error: BaseException | int, words: list[str]) -> int:
+    def run(_args: argparse.Namespace) -> int:
+        if isinstance(error, int):
+            return error
+        raise error
+
+    real = cli.load_command("status")
+    module: Any = SimpleNamespace(add_parser=real.add_parser, run=run)
+    monkeypatch.setattr(cli, "load_command", lambda _: module)
+    return cli.main(["status", *words])
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (UsageError("u"), 2), (GateFailedError("g"), 3), (NoCapacityError("c"), 5), (LeftBehindError("l"), 7),
+        (KeyboardInterrupt(), 130), (RuntimeError("boom"), 1), (0, 0), (4, 4),
+    ],
+)  # fmt: skip
+def test_each_error_has_its_exit_code_and_one_message(
+    error: BaseException | int, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("EKS_RAY_TRAIN_DEBUG", raising=False)
+    assert run_with(monkeypatch, error, []) == code
+    told = capsys.readouterr()
+    assert told.out == "" and "Traceback" not in told.err
+    if not isinstance(error, int):
+        assert told.err.startswith("eks-ray-train: ") and told.err.count("\n") == 1
+
+
+def test_an_unexpected_error_says_how_to_see_more(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.delenv("EKS_RAY_TRAIN_DEBUG", raising=False)
+    run_with(monkeypatch, ZeroDivisionError("division by zero"), [])
+    assert "ZeroDivisionError: division by zero; EKS_RAY_TRAIN_DEBUG=1" in capsys.readouterr().err
+    monkeypatch.setenv("EKS_RAY_TRAIN_DEBUG", "1")
+    with pytest.raises(ZeroDivisionError):
+        run_with(monkeypatch, ZeroDivisionError("division by zero"), [])
+
+
+def test_under_json_an_error_is_the_one_document(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_with(monkeypatch, NoCapacityError("no zone has it"), ["--json"]) == 5
+    told = capsys.readouterr()
+    assert json.loads(told.out) == {"error": "no zone has it", "exit_code": 5} and told.err == ""
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["statsu"], "did you mean status?"),
+        (["nonsense"], "commands: "),
+        (["status", "--unknown"], "unknown argument --unknown"),
+        (["submit", "--steps", "3"], "the job's own flags go behind --: eks-ray-train submit -- --steps 3"),
+        (["submit", "--expect", "ib"], "invalid choice: 'ib'"),
+        (["submit", "--follow", "--detach"], "not allowed with"),
+        (["stop"], "required: ID"),
+        (["status", "--addres", "x"], "unknown argument --addres"),
+        (["train", "--steps", "1"], "--steps must be at least 2"),
+    ],
+)
+def test_wrong_words_are_exit_code_2(words: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(words) == 2
+    error = capsys.readouterr().err
+    assert says in error and "Traceback" not in error
+
+
+def test_wrong_words_under_json_are_a_document_too(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["status", "--nope", "--json"]) == 2
+    assert json.loads(capsys.readouterr().out)["exit_code"] == 2
+
+
+def test_json_behind_the_dashes_is_the_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
+    args, _ = cli.parse(["submit", "--", "--json", "--", "x"])
+    assert args.job_args == ["--json", "--", "x"] and args.json is False
+
+
+def test_train_hands_flags_that_it_does_not_know_to_the_job() -> None:
+    args, _ = cli.parse(["train", "--steps", "20", "--keep-running", "--seq_len=64"])
+    assert args.job_args == ["--steps", "20", "--seq_len=64"] and args.keep_running
+
+
+def test_no_words_print_the_help_and_are_wrong_use(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([]) == 2
+    assert "exit codes: 0 good" in capsys.readouterr().out
+
+
+def test_a_reader_that_goes_away_is_no_traceback() -> None:
+    done = subprocess.run(
+        f"{sys.executable} -c \"import sys; from eks_ray_train.cli import __main__ as m, status\n"
+        "import types\n"
+        "def run(args):\n  [print('x' * 1000) for _ in range(10000)]\n  return 0\n"
+        "m.load_command = lambda _: types.SimpleNamespace(add_parser=status.add_parser, run=run)\n"
+        "sys.exit(m.main(['status']))\" | head -1",
+        shell=True, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.stderr == ""
+
+
+def test_the_version_is_the_distributions(capsys: pytest.CaptureFixture[str]) -> None:
+    from eks_ray_train import __version__
+
+    with pytest.raises(SystemExit):
+        cli.main(["--version"])
+    assert capsys.readouterr().out == f"eks-ray-train {__version__}\n"
