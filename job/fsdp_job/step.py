@@ -10,6 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule
 
 from fsdp_job.attention import boundaries
 from fsdp_job.loss import IGNORED
@@ -122,8 +123,11 @@ class Stepper:
                 sums[0] += plain.double()
                 sums[1] += (on_device["labels"] != IGNORED).sum()
         self.root.train()
-        # Outside a backward pass the root keeps its gathered parameters; the next update must not meet them.
-        self.root.reshard()  # type: ignore[operator]
+        # Outside a backward pass whatever is not resharded after its forward stays gathered; the next update and the next
+        # checkpoint must not meet it.
+        for module in self.root.modules():
+            if isinstance(module, FSDPModule):
+                module.reshard()
         dist.all_reduce(sums)
         loss, count = sums.tolist()
         return loss / max(count, 1.0)
