@@ -168,10 +168,9 @@ def worker_groups_of(groups: Sequence[EfaGpuNodeGroup]) -> list[WorkerGroup]:
     """One worker group a node group, with its label, taints and size."""
     made = []
     for number, group in enumerate(groups):
-        selector = dict(GPU_NODE_SELECTOR)
-        if len(groups) > 1:
-            # Pods of one group must not land on the nodes of another; EKS puts this label on its nodes by itself.
-            selector["eks.amazonaws.com/nodegroup"] = group.node_group_name
+        # Pods of one group must not land on the nodes of another, which may be another training's on the same cluster; EKS puts
+        # this label on its nodes by itself.
+        selector = {**GPU_NODE_SELECTOR, "eks.amazonaws.com/nodegroup": group.node_group_name}
         made.append(
             WorkerGroup(
                 name="gpu" if number == 0 else f"gpu-{number + 1}",

@@ -231,7 +231,7 @@ def test_workers_take_the_whole_node_and_tolerate_its_taints(training: dict[str,
     assert (limits["nvidia.com/gpu"], limits["vpc.amazonaws.com/efa"]) == ("4", "1")
     keys = {t["Key"] for t in only(training, "AWS::EKS::Nodegroup")["Properties"]["Taints"]}
     assert keys <= {t["key"] for t in worker["tolerations"]}
-    assert worker["nodeSelector"] == {"eks-ray-train/role": "gpu"}
+    assert worker["nodeSelector"] == {"eks-ray-train/role": "gpu", "eks.amazonaws.com/nodegroup": "<deploy>"}
 
 
 def test_the_head_runs_on_the_system_nodes(training: dict[str, Any]) -> None:
