@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
+import tempfile
 from collections.abc import Mapping
 from json.decoder import JSONDecoder
 from pathlib import Path
@@ -29,8 +32,24 @@ def write_settings(path: Path, updates: Mapping[str, Any]) -> dict[str, tuple[An
         raise UsageError(f'{path} has no "{PATH[1]}" block under "{PATH[0]}" ({error}); restore it') from None
     changed = {key: (block.get(key), value) for key, value in updates.items() if block.get(key) != value}
     if changed:
-        path.write_text(edit(text, {key: value for key, (_, value) in changed.items()}), encoding="utf-8")
+        replace_text(path, edit(text, {key: value for key, (_, value) in changed.items()}))
     return changed
+
+
+def replace_text(path: Path, text: str) -> None:
+    """Writes the file whole or not at all: a crash leaves the old one. Its permissions, and a link to it, stay."""
+    target = path.resolve()
+    handle, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8", newline="") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        shutil.copymode(target, name)
+        Path(name).replace(target)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
 
 
 def edit(text: str, updates: Mapping[str, Any]) -> str:
