@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import platform
 import random
 import resource
@@ -133,7 +134,9 @@ def main() -> int:
             path = Path(folder) / "run.log"
             lines = write_log(path, int(args.gb * 1e9), mix)
             size = path.stat().st_size
+            load = round(os.getloadavg()[0], 1)
             result: dict[str, Any] = {"mix": mix, "bytes": size, "lines": lines, "ranks": RANKS, **measure(path)}
+            result["load_average_before"] = load  # wall time is only as good as the machine was idle
         result["mb_per_s"] = round(size / 1e6 / result["wall_s"], 1)
         print(result, flush=True)
         results.append(result)
