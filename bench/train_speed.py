@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import logging
 import os
 import platform
 import statistics
@@ -68,7 +69,7 @@ def ray_cluster(gpus: int) -> Iterator[str]:
     with tempfile.TemporaryDirectory(prefix="ts", dir="/tmp", ignore_cleanup_errors=True) as folder:
         ray.init(
             address="local", num_cpus=max(4, os.cpu_count() or 1), num_gpus=gpus, include_dashboard=False, _temp_dir=folder,
-            logging_level="ERROR",
+            logging_level=logging.ERROR,
         )  # fmt: skip
         try:
             yield ray.get_runtime_context().gcs_address
@@ -83,9 +84,9 @@ def through_ray(worker: Callable[[dict[str, Any]], Any], settings: dict[str, Any
     from ray.train.v2.api.config import RunConfig
 
     with tempfile.TemporaryDirectory(prefix="train-speed-") as folder:
-        trainer = TorchTrainer(
+        trainer: Any = TorchTrainer(
             worker, train_loop_config=settings, torch_config=TorchConfig(backend="cpu:gloo,cuda:nccl"),
-            scaling_config=ScalingConfig(num_workers=gpus, use_gpu=True), run_config=RunConfig(storage_path=folder),
+            scaling_config=ScalingConfig(num_workers=gpus, use_gpu=True), run_config=RunConfig(storage_path=folder),  # type: ignore[arg-type]
         )  # fmt: skip
         return trainer.fit().return_value
 
@@ -114,12 +115,41 @@ def run_job(
     }  # fmt: skip
 
 
+def _one_way(
+    way: str,
+    args: argparse.Namespace,
+    settings: dict[str, Any],
+    model_config: Path,
+    address: str,
+    gpus: int,
+    folder: str,
+) -> Iterator[tuple[list[dict[str, Any]], str]]:
+    """Rows of a way as they come, each with why it is missing (empty: it is not); one failing point leaves the others."""
+    more = ["--storage-path", folder, "--num-workers", str(gpus), *args.job_flags.split()]
+    works: list[Callable[[], list[dict[str, Any]]]]
+    if way == "job":
+        works = [
+            lambda point=point: [run_job(point, model_config, address, steps=args.steps, warmup=args.warmup, more=more)]
+            for point in [*args.points, *args.job_points]
+        ]
+    else:
+        points = [{**p, "report": p["batch"] * p["seq"] == 16384 and p["seq"] == 2048} for p in args.points]
+        works = [lambda: through_ray(getattr(ways, f"{way}_worker"), {**settings, "points": points}, gpus)]
+    for work in works:
+        try:
+            yield work(), ""
+        except Exception as error:
+            yield [], f"{type(error).__name__}: {str(error)[-1500:]}"
+
+
 def parse_point(text: str) -> dict[str, Any]:
-    """``8x2048`` (sequences a GPU × tokens) -> a point."""
-    batch, _, seq = text.partition("x")
-    if not (batch.isdigit() and seq.isdigit() and int(batch) and int(seq)):
-        raise argparse.ArgumentTypeError(f"a point is BATCHxSEQUENCE, for example 8x2048, got {text!r}")
-    return {"batch": int(batch), "seq": int(seq)}
+    """``8x2048`` (sequences a GPU × tokens), or ``8x2048:fp8`` with a precision (our job only) -> a point."""
+    size, _, precision = text.partition(":")
+    batch, _, seq = size.partition("x")
+    if not (batch.isdigit() and seq.isdigit() and int(batch) and int(seq)) or precision not in ("", "bf16", "fp8"):
+        raise argparse.ArgumentTypeError(f"a point is BATCHxSEQUENCE[:bf16|fp8], for example 8x2048, got {text!r}")
+    point: dict[str, Any] = {"batch": int(batch), "seq": int(seq)}
+    return {**point, "label": f"job, {precision}", "flags": ["--precision", precision]} if precision else point
 
 
 def finish(rows: list[dict[str, Any]], shape: Any, ceiling: float | None) -> None:
@@ -153,7 +183,11 @@ def main() -> int:
         "--points", nargs="+", type=parse_point, default=[parse_point(p) for p in ("8x2048", "2x8192", "1x128")]
     )
     parser.add_argument(
-        "--job-points", nargs="*", type=parse_point, default=[parse_point("16x2048")], help="points of our job alone"
+        "--job-points",
+        nargs="*",
+        type=parse_point,
+        default=[parse_point(p) for p in ("16x2048", "8x2048:fp8", "16x2048:fp8")],
+        help="points of our job alone",
     )
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS))
     parser.add_argument("--gpus", type=int, default=None, help="default: all")
@@ -226,34 +260,29 @@ def main() -> int:
                 result["correctness"] = through_ray(ways.check_worker, check, gpus)
                 print(json.dumps(result["correctness"]), flush=True)
                 for way in args.ways:
-                    try:
-                        if way == "job":
-                            more = ["--storage-path", folder, "--num-workers", str(gpus), *args.job_flags.split()]
-                            for point in [*args.points, *args.job_points]:
-                                rows.append(
-                                    run_job(
-                                        point, model_config, address, steps=args.steps, warmup=args.warmup, more=more
-                                    )
-                                )
-                        else:
-                            points = [
-                                {**p, "report": p["batch"] * p["seq"] == 16384 or p["seq"] == 128} for p in args.points
-                            ]
-                            rows += through_ray(getattr(ways, f"{way}_worker"), {**settings, "points": points}, gpus)
-                    except Exception as error:
-                        skipped[way] = f"{type(error).__name__}: {str(error)[-1500:]}"
-                        print(f"{way} skipped: {skipped[way]}", file=sys.stderr, flush=True)
+                    for found, problem in _one_way(way, args, settings, model_config, address, gpus, folder):
+                        rows += found
+                        if problem:
+                            skipped[way] = problem
+                            print(f"{way} skipped: {problem}", file=sys.stderr, flush=True)
                     finish([row for row in rows if "spread" not in row], shape, result["ceilings"]["matmul_tflops"])
                     print(table(rows), flush=True)
+                    _write(args.out, {**result, "rows": rows, "skipped": skipped})
     if args.smoke:
         finish(rows, shape, None)
         print(table(rows))
     result.update(rows=rows, skipped=skipped)
-    args.out.parent.mkdir(parents=True, exist_ok=True)
-    args.out.write_text(json.dumps(result, indent=1) + "\n")
-    args.out.with_suffix(".svg").write_text(train_speed_chart.render(result))
+    _write(args.out, result)
     print(f"results: {args.out}")
     return 0
+
+
+def _write(path: Path, result: dict[str, Any]) -> None:
+    """The document and its chart."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(result, indent=1) + "\n")
+    if result["rows"]:
+        path.with_suffix(".svg").write_text(train_speed_chart.render(result))
 
 
 def _version(package: str) -> str:

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import json
 import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 Point = dict[str, Any]
@@ -203,11 +205,20 @@ def job_worker(settings: dict[str, Any]) -> list[Point]:
                 times, loss, kind = _train_once(cfg, ranks, settings)
             except torch.OutOfMemoryError as error:
                 rows.append({**point, "way": "job", "error": str(error).splitlines()[0][:200]})
+                _keep_row(rows[-1], settings)
                 continue
             row = measured({**point, "way": "job", "took_s": 0.0, "chosen": kind}, times, loss)
             rows.append({**row, "took_s": time.perf_counter() - began})
+            _keep_row(rows[-1], settings)
         torch._dynamo.reset()
     return rows
+
+
+def _keep_row(row: Point, settings: dict[str, Any]) -> None:
+    """Append a row to the file that the settings name, on rank 0: a run that is cut short still leaves what it measured."""
+    if settings.get("rows_file") and _torch().distributed.get_rank() == 0:
+        with Path(settings["rows_file"]).open("a") as stream:
+            stream.write(json.dumps(row) + "\n")
 
 
 def _train_once(cfg: Any, ranks: Any, settings: dict[str, Any]) -> tuple[list[float], float, str]:

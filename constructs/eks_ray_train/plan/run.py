@@ -22,6 +22,10 @@ STATE_SHARE_OF_MEMORY = 0.5
 the job's ``--sharding auto`` follows the same rule, and a test compares the two."""
 
 
+KEPT_SHARE_OF_MEMORY = 0.05
+"""Gathered weights of all blocks up to this part of a GPU's memory are kept (job/fsdp_job/sharding.py has the same)."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Bytes:
     """Bytes per parameter of one precision: kept weight, gradient and optimizer (sharded), compute copy, reduction."""
@@ -109,8 +113,8 @@ class Cluster:
     inter_gb_s: float
     transport: Transport = "efa"
     usd_per_hour: float | None = None
-    intra_latency_s: float = 20e-6
-    inter_latency_s: float = 40e-6
+    intra_latency_s: float = 65e-6
+    inter_latency_s: float = 80e-6
 
     def __post_init__(self) -> None:
         if self.nodes < 1 or self.gpus_per_node < 1:
@@ -133,6 +137,14 @@ class Cluster:
         state = run.shape.parameters * PRECISIONS["fp32"].state
         room = STATE_SHARE_OF_MEMORY * self.gpu_memory_gib * 2**30 * self.gpus_per_node
         return "hybrid" if state <= room else "full"
+
+    def keeps_gathered(self, run: Run) -> bool:
+        """Whether blocks stay gathered between the forward and the backward pass: one gather a step instead of two.
+
+        The job keeps them where their compute copy takes at most ``KEPT_SHARE_OF_MEMORY`` of a GPU's memory.
+        """
+        blocks = run.shape.layers * run.shape.block_parameters * run.bytes.compute
+        return blocks <= KEPT_SHARE_OF_MEMORY * self.gpu_memory_gib * 2**30
 
     def shards(self, run: Run) -> int:
         """GPUs that hold one copy of the state between them."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from .hardware import OVERLAP_COST
+from .hardware import HOST_BLOCK_S, HOST_GATHER_S, HOST_STEP_S, OPERAND_SHARE, OVERLAP_COST, PRODUCT_START_S
 from .memory import CHUNK_LOGITS
 from .run import Cluster, Run, ceil_div
 from .traffic import Collective, Traffic, step_traffic
@@ -52,15 +52,12 @@ def block_products(run: Run) -> Iterator[tuple[int, int]]:
 
 
 def product_seconds(run: Run, cluster: Cluster, inner: int, outer: int, *, fp8: bool) -> float:
-    """One product of a micro-batch: 2·tokens·inner·outer FLOPs at the chip's rate, plus its operands' way to memory.
-
-    The sum (not the larger) is what measured products of narrow matrices take: an output tile's loads and stores hide
-    behind arithmetic only where the inner dimension is long.
-    """
+    """One product of a micro-batch: 2·tokens·inner·outer FLOPs at the chip's rate, plus half of its operands' way to memory
+    and its start: loads and stores hide behind arithmetic only where the inner dimension is long (fit: hardware.py)."""
     chip, tokens, width = cluster.chip, run.micro_tokens, run.bytes.compute
     flops = chip.matmul_flops * (chip.fp8_gain if fp8 else 1.0) / (8.0 if run.precision == "fp32" else 1.0)
     moved = width * (tokens * inner + inner * outer + tokens * outer)
-    return 2.0 * tokens * inner * outer / flops + moved / chip.memory_bytes_s
+    return 2.0 * tokens * inner * outer / flops + OPERAND_SHARE * moved / chip.memory_bytes_s + PRODUCT_START_S
 
 
 def collective_seconds(collective: Collective, cluster: Cluster, messages: int) -> float:
@@ -89,8 +86,8 @@ def step_time(run: Run, cluster: Cluster, traffic: Traffic | None = None) -> Ste
     """Seconds of one optimizer step of the job with its fast options (compiled blocks, chunked loss, fused AdamW).
 
     Matrix products: forward once, backward twice. Attention: 2·q·S FLOPs forward and 2.5 times that backward (causal
-    half). Element-wise bytes a token and block, fused by the compiler: forward 9·h + 2·(q+kv) + 3·I, backward 14·h +
-    2·(q+kv) + 5·I elements. Optimizer: 40 bytes a parameter of the shard (norm 4, scale 8, AdamW 28). FSDP's own copies:
+    half). Element-wise elements a token and block, fused by the compiler: forward 20·h + 2·(q+kv) + 3·I, backward 30·h +
+    2·(q+kv) + 5·I (the MLP's by count, the norms', residuals' and rotations' by the profile). Optimizer: 40 bytes a parameter of the shard (norm 4, scale 8, AdamW 28). FSDP's own copies:
     gather into and out of its buffers, gradients cast for the reduction.
     Overlap: in each of the forward and the backward pass the longer of work and traffic counts, plus ``OVERLAP_COST`` of
     the shorter, which NCCL's kernels take from the chip and which the first and last blocks cannot hide.
@@ -101,39 +98,48 @@ def step_time(run: Run, cluster: Cluster, traffic: Traffic | None = None) -> Ste
     shards = cluster.shards(run)
     fp8 = run.precision == "fp8"
     product = sum(product_seconds(run, cluster, k, n, fp8=fp8) for k, n in block_products(run))
-    attention = 2.0 * tokens * run.seq_len * s.query_width / chip.attention_flops
+    flops = 2.0 * tokens * run.seq_len * s.query_width
+    attention = flops / chip.attention_flops(s.head_dim, run.seq_len, backward=False)
+    attention_back = 2.5 * flops / chip.attention_flops(s.head_dim, run.seq_len, backward=True)
     rope = 2.0 * (s.query_width + s.kv_width)
     inner = float(s.active_intermediate)
-    forward_bytes = tokens * size.compute * (9.0 * s.hidden + rope + s.mlp_matrices * inner)
-    backward_bytes = tokens * size.compute * (14.0 * s.hidden + rope + (2 * s.mlp_matrices - 1) * inner)
+    forward_bytes = tokens * size.compute * (20.0 * s.hidden + rope + s.mlp_matrices * inner)
+    backward_bytes = tokens * size.compute * (30.0 * s.hidden + rope + (2 * s.mlp_matrices - 1) * inner)
+    if fp8:
+        # Casts: each product's two operands and its gradient are read in bf16 and written in fp8, and transposed copies made.
+        casts = 5.0 * tokens * sum(k + n for k, n in block_products(run))
+        forward_bytes, backward_bytes = forward_bytes + casts / 3, backward_bytes + casts * 2 / 3
     again = {"none": 0.0, "selective": 0.0, "full": 1.0}[run.checkpointing]
     again_bytes = {"none": 0.0, "selective": 0.7, "full": 1.0}[run.checkpointing]
     chunks = ceil_div(int(tokens) * s.vocab, CHUNK_LOGITS)
     head = 3 * product_seconds(run, cluster, s.hidden, s.vocab, fp8=False)
-    head_bytes = 3 * tokens * s.vocab * size.compute + (10.0 * chunks + 14.0) * s.vocab * s.hidden
+    head_bytes = 4 * tokens * s.vocab * size.compute + (8.0 * chunks + 14.0) * s.vocab * s.hidden
     matmul_forward = s.layers * product + head
     matmul_backward = s.layers * product * (2 + again)
-    attention_forward, attention_backward = s.layers * attention, s.layers * attention * (2.5 + again)
+    attention_forward, attention_backward = s.layers * attention, s.layers * (attention_back + again * attention)
     element_forward = (s.layers * forward_bytes + head_bytes) / chip.memory_bytes_s
     element_backward = s.layers * (backward_bytes + again_bytes * forward_bytes) / chip.memory_bytes_s
-    gather = s.parameters * ((size.weight + size.compute) / shards + 2.0 * size.compute) / chip.memory_bytes_s
-    reduce = s.parameters * (size.compute + size.reduce + 2.0 * size.reduce / shards) / chip.memory_bytes_s
-    optimizer = s.parameters / shards * (size.weight * 2 + size.optimizer * 2 + size.gradient * 4) / chip.memory_bytes_s
+    gather = s.parameters * ((size.weight + size.compute) / shards + 2.0 * size.compute) / chip.copy_bytes_s
+    gather_again = 0.0 if cluster.keeps_gathered(run) else gather
+    reduce = s.parameters * (size.compute + size.reduce + 2.0 * size.reduce / shards) / chip.copy_bytes_s
+    optimizer = (
+        s.parameters / shards * (size.weight * 2 + size.optimizer * 2 + size.gradient * 4) / chip.optimizer_bytes_s
+    )
     messages = s.layers + 1
     net_forward = _seconds(traffic.forward, cluster, messages)
     net_backward = _seconds(traffic.backward, cluster, messages)
     work_forward = micro * (matmul_forward + attention_forward + element_forward + gather)
-    work_backward = micro * (matmul_backward + attention_backward + element_backward + gather + reduce)
+    work_backward = micro * (matmul_backward + attention_backward + element_backward + gather_again + reduce)
     step_forward = max(work_forward, net_forward) + OVERLAP_COST * min(work_forward, net_forward)
     step_backward = max(work_backward, net_backward) + OVERLAP_COST * min(work_backward, net_backward)
     exposed = step_forward - work_forward + step_backward - work_backward
     busy = step_forward + step_backward + optimizer
-    host = micro * (chip.host_block_s * s.layers) + chip.host_step_s
+    host = micro * s.layers * (HOST_BLOCK_S + (0.0 if cluster.keeps_gathered(run) else HOST_GATHER_S)) + HOST_STEP_S
     return StepTime(
         matmul=micro * (matmul_forward + matmul_backward),
         attention=micro * (attention_forward + attention_backward),
         elementwise=micro * (element_forward + element_backward),
-        copies=micro * (2 * gather + reduce),
+        copies=micro * (gather + gather_again + reduce),
         optimizer=optimizer,
         network=net_forward + net_backward,
         network_exposed=exposed,

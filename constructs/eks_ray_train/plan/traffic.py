@@ -72,8 +72,8 @@ class Traffic:
 def step_traffic(run: Run, cluster: Cluster) -> Traffic:
     """The collectives of one optimizer step of FSDP2 as the job sets it up.
 
-    Each micro-batch gathers every block's weights before its forward and again before its backward pass, and the root's
-    (embeddings, head) once, since the root is not resharded in between. Gradients are reduce-scattered each micro-batch
+    Each micro-batch gathers every block's weights before its forward and again before its backward pass (once where the
+    job keeps them, ``cluster.keeps_gathered``), and the root's (embeddings, head) once: it is not resharded in between. Gradients are reduce-scattered each micro-batch
     within a node; across nodes only at the last one (full: set_requires_gradient_sync; hybrid: one all-reduce of each shard
     between nodes). Source: https://docs.pytorch.org/docs/stable/distributed.fsdp.fully_shard.html
     """
@@ -89,8 +89,9 @@ def step_traffic(run: Run, cluster: Cluster) -> Traffic:
         return Collective(kind=kind, size=bytes_, ranks=ranks, nodes=span, times=times, backend=run.backend)
 
     forward = (collective("all-gather", (blocks + root) * size.compute, micro),)
+    again = 0.0 if cluster.keeps_gathered(run) else micro
     backward: tuple[Collective, ...] = (
-        collective("all-gather", blocks * size.compute, micro),
+        collective("all-gather", blocks * size.compute, again),
         collective("reduce-scatter", shape.parameters * size.reduce, reduces),
     )
     if hybrid and cluster.nodes > 1:
