@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -91,3 +93,13 @@ def isolated() -> Callable[[Callable[[Any, Any], Any]], Template]:
         return template
 
     return make
+
+
+@pytest.fixture(scope="session")
+def wheel(repo: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The built wheel. Needs no network: hatchling is installed."""
+    out = tmp_path_factory.mktemp("wheel")
+    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(out)]
+    subprocess.run(command, cwd=repo, check=True, capture_output=True)
+    (built,) = out.glob("*.whl")
+    return built

@@ -24,16 +24,6 @@ def test_no_test_folder_is_a_package(repo: Path) -> None:
     assert not list((repo / "tests").rglob("__init__.py"))
 
 
-@pytest.fixture(scope="session")
-def wheel(repo: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The built wheel. Needs no network: hatchling is installed."""
-    out = tmp_path_factory.mktemp("wheel")
-    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(out)]
-    subprocess.run(command, cwd=repo, check=True, capture_output=True)
-    (built,) = out.glob("*.whl")
-    return built
-
-
 def test_the_wheel_holds_our_package_and_nothing_else(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
