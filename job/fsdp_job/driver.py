@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fsdp_job import events
+from fsdp_job.architecture import read_architecture
 from fsdp_job.config import JobConfig
 from fsdp_job.errors import EXIT_FAILED, EXIT_OK, EXIT_STOPPED, EXIT_UNEXPECTED, JobError
 from fsdp_job.flags import build_parser, parse_args
@@ -105,9 +106,7 @@ def _stop(_signal: int, _frame: Any) -> None:
 def _check_files(cfg: JobConfig) -> None:
     """What can be wrong without a cluster is found before one is awaited."""
     if cfg.model_config:
-        from fsdp_job.model import load_config
-
-        load_config(cfg)
+        read_architecture(cfg.model_config)
 
 
 def _prepare_data(cfg: JobConfig, storage_path: str) -> Any:
@@ -139,6 +138,7 @@ def _fit(cfg: JobConfig, ending: Ending, *, world: int, on_gpus: bool, submissio
     sink = start_sink()
     printer = Printer(sink)
     settings = {
+        "architecture": read_architecture(cfg.model_config) if cfg.model_config else None,
         "config": cfg.to_dict(), "prepared": prepared.to_json(), "submission": submission, "run_name": run_name,
         "storage_path": storage, "storage_asked": cfg.storage_path is not None, "starting_world": world, "sink": sink,
     }  # fmt: skip

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
 from fsdp_job import attention
+from fsdp_job.architecture import read_architecture
 from fsdp_job.config import JobConfig
 from fsdp_job.errors import ModelError
 from fsdp_job.loss import CHUNK_LOGITS, linear_cross_entropy
@@ -88,30 +87,20 @@ def parameters_on_meta() -> Iterator[None]:
         nn.Module.register_parameter = original  # type: ignore[method-assign]
 
 
-def load_config(cfg: JobConfig) -> Any:
-    """The transformers configuration that a run asks for; errors name the file or id and the remedy."""
+def load_config(cfg: JobConfig, architecture: dict[str, Any] | None = None) -> Any:
+    """The transformers configuration that a run asks for; errors name the file or id and the remedy.
+
+    ``architecture``: what ``read_architecture`` gave; absent, the file is read here.
+    """
     from transformers import AutoConfig
 
     source = cfg.model_config or cfg.effective_model_id or ""
     if cfg.model_config:
-        path = Path(cfg.model_config)
-        if not path.exists() and not path.is_absolute():
-            # Ray Train moves its workers to a folder of their own; beside the job's code the file is on every node.
-            path = Path(__file__).resolve().parent.parent / path
-        path = path / "config.json" if path.is_dir() else path
-        if not path.is_file():
-            raise ModelError(f"--model-config: no such file: {path}")
+        values = dict(architecture or read_architecture(cfg.model_config))
         try:
-            values = json.loads(path.read_text())
-        except ValueError as error:
-            raise ModelError(f"--model-config {path} is not JSON: {error}") from error
-        model_type = values.pop("model_type", None) if isinstance(values, dict) else None
-        if not model_type:
-            raise ModelError(f'--model-config {path} has no "model_type", for example "qwen2"')
-        try:
-            return AutoConfig.for_model(model_type, **values)
+            return AutoConfig.for_model(values.pop("model_type"), **values)
         except (ValueError, TypeError, KeyError) as error:
-            raise ModelError(f"--model-config {path}: {error}") from error
+            raise ModelError(f"--model-config {cfg.model_config}: {error}") from error
     try:
         return AutoConfig.from_pretrained(source)
     except (OSError, ValueError) as error:
@@ -122,12 +111,12 @@ def load_config(cfg: JobConfig) -> Any:
         ) from error
 
 
-def build(cfg: JobConfig, device_type: str = "cpu") -> BuiltModel:
+def build(cfg: JobConfig, device_type: str = "cpu", architecture: dict[str, Any] | None = None) -> BuiltModel:
     """The run's model on the meta device, its blocks, and its buffers' true values (kept on the CPU)."""
     from transformers import AutoModelForCausalLM
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
-    config = load_config(cfg)
+    config = load_config(cfg, architecture)
     config.use_cache = False
     try:
         kind = attention.choose(config, MODEL_FOR_CAUSAL_LM_MAPPING[type(config)], device_type)

@@ -39,6 +39,7 @@ class Job:
     submission: str
     starting_world: int
     save_checkpoints: bool
+    architecture: dict[str, Any] | None = None
     ranks: Ranks
     sink: Sink
     watch: Watch
@@ -53,7 +54,7 @@ def train(job: Job) -> dict[str, Any]:
     if ranks.device.type == "cuda":
         torch.backends.cuda.matmul.allow_tf32 = precision != "fp32"
 
-    built = models.build(cfg, ranks.device.type)
+    built = models.build(cfg, ranks.device.type, job.architecture)
     total, in_products = models.count_parameters(built.model)
     root = models.CausalLMLoss(built.model, compiled=compiled)
 

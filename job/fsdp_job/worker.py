@@ -62,7 +62,7 @@ def run_attempt(
             return {"rank": ranks.rank, **hopeless}
         run = RunFolder(settings["storage_path"], settings["run_name"])
         job = Job(
-            cfg=cfg, prepared=PreparedData.from_json(settings["prepared"]), run=run, submission=settings["submission"],
+            cfg=cfg, architecture=settings.get("architecture"), prepared=PreparedData.from_json(settings["prepared"]), run=run, submission=settings["submission"],
             starting_world=settings["starting_world"], ranks=ranks, sink=sink, watch=watch, preempted=preempted,
             save_checkpoints=_storage_is_shared(run, ranks, asked=settings["storage_asked"]),
         )  # fmt: skip

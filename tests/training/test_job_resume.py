@@ -186,10 +186,11 @@ def test_only_the_newest_checkpoints_are_kept(inputs: Flags, six_steps: Path) ->
     assert sum(entry["bytes"] for entry in marker["files"].values()) == run.of("checkpoint")[-1]["bytes"]
 
 
-def test_other_data_under_the_same_run_name_is_an_error(inputs: Flags, six_steps: Path) -> None:
+def test_other_data_under_the_same_run_name_is_an_error(inputs: Flags, six_steps: Path, tmp_path: Path) -> None:
     interrupted(inputs, six_steps, "a")
-    Path(inputs["dataset"]).write_text("other words\n" * 900)
-    second = run_job(inputs, world=2, name="a", submission="s2")
+    other = tmp_path / "other.txt"
+    other.write_text("other words\n" * 900)
+    second = run_job({**inputs, "dataset": str(other)}, world=2, name="a", submission="s2")
     assert second.outcomes[0]["status"] == "failed"
     assert "the data differ" in second.outcomes[0]["error"]
 

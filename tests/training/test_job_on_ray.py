@@ -1,0 +1,197 @@
+"""``train.py`` on a real Ray cluster of a head and two worker nodes, each its own ``ray start`` on this machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from eks_ray_train.cli.local_ray import LocalCluster
+from tests.training.job_ranks import write_inputs
+
+pytestmark = pytest.mark.ray
+REPO = Path(__file__).resolve().parents[2]
+STEPS = 12
+
+
+@dataclass(frozen=True)
+class Finished:
+    """What a run of the driver left: exit code, event lines and the rest of what it printed."""
+
+    code: int
+    events: list[dict[str, Any]]
+    stderr: str
+    seconds: float
+
+    def of(self, kind: str) -> list[dict[str, Any]]:
+        return [event for event in self.events if event["event"] == kind]
+
+    @property
+    def losses(self) -> dict[int, float]:
+        return {event["step"]: event["loss"] for event in self.of("step")}
+
+    @property
+    def done(self) -> dict[str, Any]:
+        (event,) = self.of("done")
+        return event
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[LocalCluster]:
+    with LocalCluster(workers=2) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def flags(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    return {**write_inputs(tmp_path_factory.mktemp("ray")), "steps": STEPS, "checkpoint_every": 4, "num_workers": 2}
+
+
+def start(
+    cluster: LocalCluster, flags: dict[str, Any], fault: tuple[str, ...] = (), **more: Any
+) -> subprocess.Popen[str]:
+    script = [str(REPO / "tests/training/faulty_train.py"), *fault] if fault else [str(REPO / "job/train.py")]
+    words = [f"--{name}={value}" for name, value in {**flags, **more}.items()]
+    env = {**os.environ, **cluster.environment(), "RAY_ADDRESS": cluster.gcs_address, "PYTHONPATH": str(REPO / "job")}
+    return subprocess.Popen(
+        [sys.executable, *script, *words], env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )  # fmt: skip
+
+
+def finish(process: subprocess.Popen[str], began: float) -> Finished:
+    out, err = process.communicate(timeout=300)
+    events = [json.loads(line) for line in out.splitlines() if line.startswith('{"event"')]
+    return Finished(process.returncode, events, err, time.monotonic() - began)
+
+
+def run(cluster: LocalCluster, flags: dict[str, Any], fault: tuple[str, ...] = (), **more: Any) -> Finished:
+    began = time.monotonic()
+    return finish(start(cluster, flags, fault, **more), began)
+
+
+@pytest.fixture(scope="module")
+def whole(cluster: LocalCluster, flags: dict[str, Any]) -> Finished:
+    return run(cluster, flags, run_name="whole")
+
+
+def test_a_run_trains_saves_and_says_so_in_event_lines(whole: Finished) -> None:
+    assert whole.code == 0, whole.stderr[-3000:]
+    assert whole.done["status"] == "succeeded"
+    assert sorted(whole.losses) == list(range(1, STEPS + 1))
+    assert whole.losses[STEPS] < whole.losses[1]
+    assert [event["step"] for event in whole.of("checkpoint") if event["committed"]] == [4, 8, 12]
+    transports = whole.of("transport")
+    assert sorted(event["rank"] for event in transports) == [0, 1]
+    assert len({event["node"] for event in transports}) == 2
+    assert {event["fi_info"]["absent"] for event in transports} == {"fi_info is not installed"}
+    (config,) = whole.of("config")
+    assert config["nodes"] == 2
+    assert config["backend"] == "gloo"
+
+
+def test_no_step_waits_for_the_controller(whole: Finished) -> None:
+    assert statistics.median(event["step_s"] for event in whole.of("step")) < 0.2
+
+
+def test_the_same_run_name_continues_with_more_steps_and_equal_losses(
+    cluster: LocalCluster, flags: dict[str, Any], whole: Finished
+) -> None:
+    first = run(cluster, flags, run_name="twice", steps=4)
+    second = run(cluster, flags, run_name="twice", export="hf", profile=2)
+    assert (first.code, second.code) == (0, 0), second.stderr[-3000:]
+    assert {**first.losses, **second.losses} == whole.losses
+    assert second.of("restart")[0]["step"] == 4
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(second.done["export"])
+    assert model.lm_head.weight is model.model.embed_tokens.weight
+    assert Path(second.done["profile"]).stat().st_size > 1000
+    board = list((Path(flags["storage_path"]) / "twice" / "tensorboard").glob("events.*"))
+    assert board
+
+
+def test_a_rank_that_raises_ends_the_job_quickly_and_is_named(
+    cluster: LocalCluster, flags: dict[str, Any], tmp_path: Path, whole: Finished
+) -> None:
+    failed = run(cluster, flags, ("raise", "1", "2", str(tmp_path / "mark")), run_name="raise", max_failures=0)
+    assert failed.code == 4
+    assert failed.done["status"] == "failed"
+    error = failed.done["error"]
+    assert (error["rank"], error["type"]) == (1, "RuntimeError")
+    assert "tripped over a stone" in error["message"]
+    assert error["node"] == next(e["node"] for e in failed.of("transport") if e["rank"] == 1)
+    assert "the job failed; first: rank 1 on node" in failed.stderr
+    assert failed.seconds < whole.seconds + 30
+
+
+def test_a_killed_worker_restarts_from_the_last_checkpoint_with_equal_losses(
+    cluster: LocalCluster, flags: dict[str, Any], tmp_path: Path, whole: Finished
+) -> None:
+    survived = run(cluster, flags, ("kill", "1", "7", str(tmp_path / "mark")), run_name="kill")
+    assert survived.code == 0, survived.stderr[-3000:]
+    assert (tmp_path / "mark").exists()
+    assert survived.losses == whole.losses
+    (restart,) = survived.of("restart")
+    assert restart["step"] == 4
+    assert survived.done["attempts"] == 2
+
+
+def test_a_stopped_driver_says_done_and_its_run_goes_on_later(
+    cluster: LocalCluster, flags: dict[str, Any], tmp_path: Path, whole: Finished
+) -> None:
+    began = time.monotonic()
+    process = start(cluster, flags, ("slow", "0", "0", str(tmp_path / "mark")), run_name="stopped", steps=2000)
+    lines = []
+    assert process.stdout is not None
+    for line in process.stdout:
+        lines.append(line)
+        if '"event": "checkpoint"' in line:
+            break
+    process.send_signal(signal.SIGTERM)
+    stopped = finish(process, began)
+    assert stopped.code == 143
+    assert stopped.done["status"] == "stopped"
+    later = run(cluster, flags, run_name="stopped")
+    assert later.of("restart")[0]["step"] >= 4
+    assert all(later.losses[step] == whole.losses[step] for step in later.losses)
+
+
+def test_a_hang_ends_in_bounded_time_and_names_the_missing_rank(
+    cluster: LocalCluster, flags: dict[str, Any], tmp_path: Path
+) -> None:
+    fault = ("hang", "1", "5", str(tmp_path / "mark"))
+    failed = run(cluster, flags, fault, run_name="hang", max_failures=0, collective_timeout_seconds=8)
+    assert failed.code == 4
+    assert (
+        "ranks missing: [1]" in failed.done["error"]["message"]
+        or "rank 1 made no progress" in failed.done["error"]["message"]
+    )
+
+
+def test_workers_that_never_come_end_the_wait_with_what_there_is(cluster: LocalCluster, flags: dict[str, Any]) -> None:
+    failed = run(cluster, flags, run_name="wait", num_workers=5, wait_seconds=2)
+    assert failed.code == 4
+    assert "5 CPUs are needed, 2 joined within 2 s" in failed.done["error"]["message"]
+    assert "give --num-workers 2" in failed.stderr
+
+
+def test_a_loss_that_is_not_finite_stops_the_run_and_names_step_and_checkpoint(
+    cluster: LocalCluster, flags: dict[str, Any]
+) -> None:
+    failed = run(cluster, flags, run_name="nan", learning_rate=1e38, checkpoint_every=1)
+    assert failed.code == 4
+    message = failed.done["error"]["message"]
+    assert failed.done["error"]["type"] == "NonFiniteLossError"
+    assert "is not finite; the last good checkpoint is" in message
+    assert "step-00000001-a0001" in message
+    assert failed.done["attempts"] == 1
