@@ -56,11 +56,7 @@ class Attempts:
 
     def _attempt(self, place: Candidate) -> bool:
         """True where the deploy worked, False where the place has no capacity and was cleaned up."""
-        standing = self.home == place.region
-        updates = self.search.updates(place, self.search.settings.availability_zones if standing else ())
-        if standing:
-            # Zones of a network that stands are never rewritten: another order or number would replace its subnets.
-            updates["availability_zones"] = list(self.search.settings.availability_zones)
+        updates = self.search.updates(place)
         self.deployment.bootstrap(place.region)
         # Before anything is made: a second run goes on here, and `down` finds it.
         write_settings(CDK_JSON, updates)

@@ -71,6 +71,8 @@ class Cdk:
 
 def find_cdk(command: str | None = None, *, quiet_stdout: bool = False) -> Cdk:
     """The ``cdk`` of this environment (or ``command``). Raises UsageError where there is none."""
+    if not Path("cdk.json").is_file():
+        raise UsageError(f"no cdk.json in {Path.cwd()}; run from the application's folder")
     use_bundled_node()
     found = shutil.which(command or os.environ.get("EKS_RAY_TRAIN_CDK", "cdk"))
     if found is None:
@@ -78,8 +80,6 @@ def find_cdk(command: str | None = None, *, quiet_stdout: bool = False) -> Cdk:
             f"the {command or 'cdk'} command was not found; install the app's requirements-cdk.txt (it holds CDK and Node.js) and run "
             "inside that environment"
         )
-    if not Path("cdk.json").is_file():
-        raise UsageError(f"no cdk.json in {Path.cwd()}; run from the application's folder")
     return Cdk(command=(found,), quiet_stdout=quiet_stdout)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from eks_ray_train.capacity.find import (
@@ -40,6 +40,8 @@ class Search:
     account: Account
     candidates: list[Candidate]
     findings: list[RegionFinding]
+    network_stands: bool = False  # in the account's home region
+    zones: dict[str, list[str]] = field(default_factory=dict)  # of the networks that this run makes
 
     @property
     def promising(self) -> list[Candidate]:
@@ -69,18 +71,24 @@ class Search:
         self.candidates = [replace(c, verdict=Verdict.LIKELY) if c.verdict is Verdict.PROVEN else c for c in self.candidates]
         return chosen
 
-    def updates(self, place: Candidate, zones: Sequence[str]) -> dict[str, Any]:
-        """Settings that deploy into ``place``. ``zones``: those of a network that stands already; empty where it is to be made."""
+    def updates(self, place: Candidate) -> dict[str, Any]:
+        """Settings that deploy into ``place``; the list of zones is the same for every place of a region, since another order or
+        number would replace the network's subnets."""
         assert place.zone is not None
         found = settings_for(place, [place, *self._others(place)], self.need)
         updates: dict[str, Any] = {
             "region": place.region,
-            "availability_zones": list(zones) or found["availability_zones"],
+            "availability_zones": self._zones(place, found["availability_zones"]),
             "gpu_zone": place.zone.name,
         }
         if place.reservation is not None and found["capacity_reservation_id"]:
             updates |= {key: found[key] for key in ("capacity", "capacity_reservation_id")}
         return updates
+
+    def _zones(self, place: Candidate, useful: Any) -> list[str]:
+        if place.region == self.account.home and (self.network_stands or self.settings.availability_zones):
+            return list(self.settings.availability_zones)
+        return self.zones.setdefault(place.region, sorted(useful))
 
     def _others(self, place: Candidate) -> list[Candidate]:
         every = [c for f in self.findings for c in f.candidates if c.region == place.region and c.zone is not None]
@@ -111,9 +119,16 @@ def search(
     findings = find(regions, account.aws_of, need, account=account.id, run_until=until)
     candidates = [_own(c, settings) for c in with_market(findings, market_of(need))]
     allowed = [c for c in rank(candidates) if c.zone is None or c.zone.name in zones_of.get(c.region, (c.zone.name,))]
+    allowed.sort(key=lambda c: _key(c, regions))
     preferred = [c for c in allowed if c.zone and c.zone.name == settings.gpu_zone and c.verdict in _TRY]
     ordered = [*preferred, *(c for c in allowed if c not in preferred)]
     return Search(settings=settings, need=need, account=account, candidates=ordered, findings=findings)
+
+
+def _key(c: Candidate, regions: Sequence[str]) -> tuple[int, float, int, int]:
+    """The ranking's order, but where all else is equal the region named first comes first, and its zones stay together."""
+    price = float("inf") if c.usd_per_hour is None else c.usd_per_hour
+    return list(Verdict).index(c.verdict), price, -(c.spot_score or 0), list(regions).index(c.region)
 
 
 def _own(candidate: Candidate, settings: Settings) -> Candidate:

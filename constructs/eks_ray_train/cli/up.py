@@ -74,12 +74,13 @@ def deploy(args: argparse.Namespace, settings: Settings, named: list[str], deplo
     if deployment.network_stands(home) and home not in regions:
         raise UsageError(f"a network of this app stands in {home}, which --regions leaves out; run `eks-ray-train down` first")
     found = _search(settings, regions, deployment)
+    found.network_stands = deployment.network_stands(home)
     if not found.promising:
         from eks_ray_train.cli.attempts import no_place
 
         raise no_place(found, [])
     _agree(args, settings, found)
-    attempts = Attempts(search=found, deployment=deployment, home=home if deployment.network_stands(home) else None)
+    attempts = Attempts(search=found, deployment=deployment, home=home if found.network_stands else None)
     place = attempts.run()
     return _finish(args, deployment, place.region, attempts.document())
 
@@ -90,7 +91,7 @@ def _search(settings: Settings, regions: list[str], deployment: Deployment) -> S
     from eks_ray_train.cli.places import search
     from eks_ray_train.instances import get_instance_type
 
-    account = capacity.open_account(regions[0])
+    account = capacity.open_account(deployment.session.home)
     usd = get_instance_type(settings.gpu_instance_type, accept_unverified_layout=True).usd_per_hour
     note(f"looking for {settings.gpu_node_count} x {settings.gpu_instance_type} in {', '.join(regions)} …")
     return search(
