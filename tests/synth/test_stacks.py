@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from aws_cdk import Stack
 
 from eks_ray_train.errors import SettingsError
 from tests.synth.template_reading import (
@@ -220,8 +221,27 @@ def test_the_training_stack_is_deployed_after_the_stack_with_the_operator(tmp_pa
     cdk = App(context={"aws:cdk:disable-asset-staging": True}, outdir=str(tmp_path))
     application.build(cdk, Settings(), Environment())
     cdk.synth()
-    by_id = {stack.node.id: stack for stack in cdk.node.children}
-    assert by_id["EksRayTrainCluster"] in by_id["EksRayTrainTraining"].dependencies
+    manifest = json.loads((tmp_path / "manifest.json").read_text())
+    assert "EksRayTrainCluster" in manifest["artifacts"]["EksRayTrainTraining"]["dependencies"]
+
+
+def test_warnings_of_settings_become_annotations_and_the_default_has_none(tmp_path: Any) -> None:
+    from aws_cdk import App, Environment
+    from aws_cdk.assertions import Annotations, Match
+
+    import app as application
+    from eks_ray_train import Settings
+
+    def warnings(name: str, settings: Settings) -> list[str]:
+        cdk = App(context={"aws:cdk:disable-asset-staging": True}, outdir=str(tmp_path / name))
+        application.build(cdk, settings, Environment())
+        stacks = [stack for stack in cdk.node.children if isinstance(stack, Stack)]
+        found = [w for stack in stacks for w in Annotations.from_stack(stack).find_warning("*", Match.any_value())]
+        return [str(w.entry.data) for w in found]
+
+    assert warnings("plain", Settings()) == []
+    (warning,) = warnings("skewed", Settings(kubectl_layer="v30"))
+    assert "v30" in warning and "skew" in warning
 
 
 def test_workers_take_the_whole_node_and_tolerate_its_taints(training: dict[str, Any]) -> None:
