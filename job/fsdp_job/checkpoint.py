@@ -23,6 +23,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.api import CheckpointException
 
 from fsdp_job.errors import CheckpointError
 from fsdp_job.staging import Staging
@@ -98,7 +99,10 @@ class Checkpointer:
         size = 0
         try:
             size = self._write_files(target, staged, facts)
-        except Exception as error:  # the loop goes on without this checkpoint and reports it
+        except (
+            Exception,
+            CheckpointException,
+        ) as error:  # DCP's is a BaseException; the loop goes on without this checkpoint and reports it
             problem = _short(error)
             if self.rank == 0:
                 self._discard(target)

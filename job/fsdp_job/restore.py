@@ -12,12 +12,13 @@ from typing import Any
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from pyarrow import fs as pafs
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemBase
 
 from fsdp_job.checkpoint import Tensors, _short
 from fsdp_job.errors import CheckpointError
 from fsdp_job.ranks import broadcast_from_first
-from fsdp_job.storage import RunFolder, Saved, locate, read_saved
+from fsdp_job.storage import Location, RunFolder, Saved, locate, read_saved
 
 
 class _ArrowFiles(FileSystemBase):
@@ -30,7 +31,7 @@ class _ArrowFiles(FileSystemBase):
     def create_stream(self, path: str | os.PathLike, mode: str) -> Iterator[Any]:  # type: ignore[override]
         if mode != "rb":
             raise ValueError(f"checkpoints are only read here, got mode {mode!r}")
-        with self.filesystem.open_input_file(str(path)) as stream:
+        with Location(self.filesystem, str(path), str(path)).open() as stream:
             yield stream
 
     def concat_path(self, path: str | os.PathLike, suffix: str) -> str:
@@ -109,7 +110,7 @@ def damaged_files(saved: Saved, rank: int, world_size: int) -> list[str]:
             bad.append(f"{name} has {info.size} bytes of {entry['bytes']}")
         else:
             digest = hashlib.sha256()
-            with location.fs.open_input_stream(location.path) as stream:
+            with location.open() as stream:
                 while block := stream.read(2**22):
                     digest.update(block)
             if digest.hexdigest() != entry["sha256"]:
@@ -146,7 +147,10 @@ def load_newest(found: list[Saved], tensors: Tensors, *, exact: bool) -> tuple[S
                 dcp.load({key: value for key, value in tensors.items() if key in known}, storage_reader=reader)
                 chosen.append(saved)
                 break
-            except Exception as error:  # damaged in a way that checksums cannot see, or of another model
+            except (
+                Exception,
+                CheckpointException,
+            ) as error:  # damaged in a way that checksums cannot see, or of another model
                 problems = [_short(error)]
         messages.append(f"checkpoint {uri} is not usable: {'; '.join(sorted(set(problems)))}")
         if rank == 0:

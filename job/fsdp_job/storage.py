@@ -6,18 +6,23 @@ Layout below ``STORAGE_PATH/RUN_NAME``: ``attempts/`` (one small file per start 
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pyarrow import fs as pafs
 
+from fsdp_job import data_store
 from fsdp_job.errors import JobUsageError
 
 MARKER = "complete.json"
+READ_ATTEMPTS = 6
 _NAME = re.compile(r"^step-(\d{8})-a(\d{4})$")
 
 
@@ -48,8 +53,12 @@ class Location:
     def exists(self) -> bool:
         return self.fs.get_file_info(self.path).type != pafs.FileType.NotFound
 
+    def open(self) -> io.BufferedReader:
+        """The file for reading at any place; a remote read that fails is tried again."""
+        return io.BufferedReader(_PatientFile(self.fs, self.path), buffer_size=2**20)
+
     def read_json(self) -> Any:
-        with self.fs.open_input_file(self.path) as stream:
+        with self.open() as stream:
             return json.loads(stream.read())
 
     def write_json(self, value: Any) -> None:
@@ -71,13 +80,66 @@ class Location:
             self.fs.delete_dir(self.path)
 
 
+class _PatientFile(io.RawIOBase):
+    """A pyarrow file that is opened again where it stood when a read fails: a service that answers 500 once, or breaks
+    off, must not make a good checkpoint look damaged."""
+
+    def __init__(self, filesystem: pafs.FileSystem, path: str) -> None:
+        self._fs, self._path, self._place = filesystem, path, 0
+        self._file: Any = None
+        self._size = int(self._try(lambda file: file.size()))
+
+    def _try(self, action: Callable[[Any], Any]) -> Any:
+        for attempt in range(READ_ATTEMPTS):
+            try:
+                if self._file is None:
+                    self._file = self._fs.open_input_file(self._path)
+                return action(self._file)
+            except FileNotFoundError:
+                raise
+            except OSError:
+                self._file = None
+                if attempt == READ_ATTEMPTS - 1:
+                    raise
+                time.sleep(0.1 * 2**attempt)
+        raise AssertionError("unreachable")
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._place
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        start = {io.SEEK_SET: 0, io.SEEK_CUR: self._place, io.SEEK_END: self._size}[whence]
+        self._place = max(0, start + offset)
+        return self._place
+
+    def readinto(self, buffer: Any) -> int:
+        view = memoryview(buffer).cast("B")
+        wanted = min(len(view), max(0, self._size - self._place))
+        data = self._try(lambda file: file.read_at(wanted, self._place)) if wanted else b""
+        view[: len(data)] = data
+        self._place += len(data)
+        return len(data)
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+        super().close()
+
+
 def locate(uri: str) -> Location:
     """The folder that ``uri`` names: ``s3://bucket/prefix``, ``file:///…`` or a path (relative to the working folder)."""
     if "://" not in uri:
         path = Path(uri).expanduser().absolute()
         return Location(pafs.LocalFileSystem(), path.as_posix(), path.as_posix())
     try:
-        filesystem, path_text = pafs.FileSystem.from_uri(uri)
+        filesystem, path_text = data_store.filesystem(uri)
     except (ValueError, OSError) as error:
         raise JobUsageError(
             f"--storage-path {uri}: {error}; give s3://bucket/prefix or a folder that all nodes share"
@@ -106,7 +168,7 @@ def read_saved(location: Location) -> Saved | None:
     match = _NAME.match(name)
     try:
         marker = location.join(MARKER).read_json()
-    except (OSError, ValueError):
+    except (FileNotFoundError, ValueError):
         return None
     step, attempt = (int(match[1]), int(match[2])) if match else (int(marker["step"]), 0)
     return Saved(location, step, attempt, marker)
