@@ -14,6 +14,7 @@ from aws_cdk import custom_resources as cr
 from constructs import Construct
 
 from .capacity.model import TAG_STACK
+from .suppressions import log_key, suppress
 
 
 class CapacityFunction(Construct):
@@ -23,13 +24,17 @@ class CapacityFunction(Construct):
         super().__init__(scope, "Handler")
         self._owner = scope
         log_group = logs.LogGroup(
-            self, "Logs", retention=logs.RetentionDays.ONE_MONTH, removal_policy=RemovalPolicy.DESTROY
+            self,
+            "Logs",
+            retention=logs.RetentionDays.ONE_MONTH,
+            removal_policy=RemovalPolicy.DESTROY,
+            encryption_key=log_key(self),
         )
         self.function = lambda_.Function(
             self,
             "Function",
             description="Answers where GPU capacity is, and claims it",
-            runtime=lambda_.Runtime.PYTHON_3_13,
+            runtime=lambda_.Runtime.PYTHON_3_14,
             handler="capacity.handler.on_event",
             code=lambda_.Code.from_asset(
                 str(Path(__file__).parent), exclude=["*", "!capacity", "!capacity/*.py"], ignore_mode=IgnoreMode.GIT
@@ -41,6 +46,8 @@ class CapacityFunction(Construct):
         for statement in _statements(Stack.of(self), instance_type, quota_code, spends=spends):
             self.function.add_to_role_policy(statement)
         self._provider = cr.Provider(self, "Provider", on_event_handler=self.function, log_group=log_group)
+        suppress(self.function, "capacity-function")
+        suppress(self._provider.node.find_child("framework-onEvent"), "capacity-framework")
 
     def resource(self, id: str, resource_type: str, properties: dict[str, Any]) -> CustomResource:
         """A custom resource beside the handler; CloudFormation gives up waiting when the framework would."""

@@ -11,6 +11,7 @@ from aws_cdk import aws_iam as iam
 from constructs import Construct, IDependable
 
 from .cluster_type import AnyCluster
+from .suppressions import suppress
 
 
 class ClusterAddons(Construct):
@@ -46,13 +47,8 @@ class ClusterAddons(Construct):
             self._addon("NodeMonitoring", "eks-node-monitoring-agent")
             self._addon("CoreDns", "coredns", after=system_nodes)
         if lustre:
-            self._addon(
-                "Lustre",
-                "aws-fsx-csi-driver",
-                after=system_nodes,
-                service_account="fsx-csi-controller-sa",
-                policy="AmazonFSxReadOnlyAccess",
-            )
+            # No role: volumes are provisioned by CloudFormation, and mounting one asks nothing of the FSx API.
+            self._addon("Lustre", "aws-fsx-csi-driver", after=system_nodes)
         if cloudwatch:
             self._addon(
                 "CloudWatch",
@@ -80,6 +76,7 @@ class ClusterAddons(Construct):
                 assumed_by=pod_identity_principal(),
                 managed_policies=[iam.ManagedPolicy.from_aws_managed_policy_name(policy)],
             )
+            suppress(role, "addon-role")
             associations = [
                 eks.CfnAddon.PodIdentityAssociationProperty(role_arn=role.role_arn, service_account=service_account)
             ]

@@ -10,6 +10,7 @@ from constructs import Construct, IDependable
 
 from .cluster_addons import pod_identity_principal
 from .cluster_type import AnyCluster
+from .suppressions import suppress
 
 
 class JobIdentity(Construct):
@@ -39,6 +40,7 @@ class JobIdentity(Construct):
             self.role.add_to_policy(
                 iam.PolicyStatement(actions=["secretsmanager:GetSecretValue"], resources=[secret_arn])
             )
+        suppress(self.role, "job-role")
         self.association = eks.CfnPodIdentityAssociation(
             self,
             "Association",

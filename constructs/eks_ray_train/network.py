@@ -11,6 +11,7 @@ from aws_cdk import aws_logs as logs
 from constructs import Construct
 
 from .errors import SettingsError
+from .suppressions import log_key
 
 # The CDK's own stand-in (aws-cdk-lib, aws-ec2/lib/vpc.ts, DUMMY_VPC_PROPS).
 _LOOKUP_PENDING = "vpc-12345"
@@ -53,7 +54,11 @@ class TrainingNetwork(Construct):
         self.vpc.add_gateway_endpoint("S3", service=ec2.GatewayVpcEndpointAwsService.S3)
         if flow_logs:
             group = logs.LogGroup(
-                self, "FlowLogs", retention=logs.RetentionDays.ONE_WEEK, removal_policy=RemovalPolicy.DESTROY
+                self,
+                "FlowLogs",
+                retention=logs.RetentionDays.ONE_WEEK,
+                removal_policy=RemovalPolicy.DESTROY,
+                encryption_key=log_key(self),
             )
             self.vpc.add_flow_log(
                 "Rejected",

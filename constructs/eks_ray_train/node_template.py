@@ -10,6 +10,7 @@ from aws_cdk import aws_iam as iam
 from constructs import Construct
 
 from .instances import AmiFamily
+from .suppressions import suppress
 
 MIN_GPU_DISK_GIB = 100
 
@@ -34,18 +35,22 @@ def node_role(scope: Construct, id: str, *, container_mirror: str | None = None)
         managed_policies=[iam.ManagedPolicy.from_aws_managed_policy_name(name) for name in _MANAGED_POLICIES],
     )
     if container_mirror and ".dkr.ecr." in container_mirror:
-        _, _, prefix = container_mirror.partition("/")
+        registry, _, prefix = container_mirror.partition("/")
         stack = Stack.of(scope)
         role.add_to_policy(
             iam.PolicyStatement(
                 actions=["ecr:BatchImportUpstreamImage", "ecr:CreateRepository"],
                 resources=[
                     stack.format_arn(
-                        service="ecr", region="*", resource="repository", resource_name=f"{prefix}/*" if prefix else "*"
+                        service="ecr",
+                        region=registry.split(".")[3],
+                        resource="repository",
+                        resource_name=f"{prefix}/*" if prefix else "*",
                     )
                 ],
             )
         )
+    suppress(role, "node-role")
     return role
 
 

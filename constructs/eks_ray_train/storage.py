@@ -12,6 +12,7 @@ from constructs import Construct
 from .cluster_type import AnyCluster
 from .errors import SettingsError
 from .manifests.names import FSX_MOUNT
+from .suppressions import suppress
 
 # Teardown checks list what carries this tag as kept on purpose, with its price, and do not count it as left behind.
 KEEP_TAG = ("keep", "true")
@@ -44,6 +45,9 @@ class CheckpointBucket(Construct):
             removal_policy=RemovalPolicy.RETAIN if keep else RemovalPolicy.DESTROY,
             auto_delete_objects=not keep,
         )
+        suppress(self.bucket, "checkpoint-bucket")
+        if not keep:
+            suppress(Stack.of(self).node.find_child("Custom::S3AutoDeleteObjectsCustomResourceProvider"), "bucket-cleaner")
         if keep:
             Tags.of(self.bucket).add(*KEEP_TAG)
 

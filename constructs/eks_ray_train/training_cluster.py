@@ -16,6 +16,7 @@ from constructs import Construct
 
 from .cluster_type import AnyCluster
 from .kubectl import kubectl_layer
+from .suppressions import allow_logs, suppress, suppress_kubectl_provider
 from .versions import DEFAULT_KUBERNETES, minor_of
 
 
@@ -50,10 +51,11 @@ class TrainingCluster(Construct):
         key = kms.Key(
             self,
             "SecretsKey",
-            description=f"Kubernetes secrets of the EKS cluster {cluster_name}",
+            description=f"Kubernetes secrets and logs of the EKS cluster {cluster_name}",
             enable_key_rotation=True,
             removal_policy=RemovalPolicy.DESTROY,
         )
+        allow_logs(key)
         # EKS would make this group itself, without an end, and leave it behind.
         log_group = logs.LogGroup(
             self,
@@ -61,6 +63,7 @@ class TrainingCluster(Construct):
             log_group_name=f"/aws/eks/{cluster_name}/cluster",
             retention=logs.RetentionDays.ONE_MONTH,
             removal_policy=RemovalPolicy.DESTROY,
+            encryption_key=key,
         )
         private = ec2.SubnetSelection(subnet_type=ec2.SubnetType.PRIVATE_WITH_EGRESS)
         self.cluster: eks.Cluster = eks.Cluster(
@@ -88,6 +91,8 @@ class TrainingCluster(Construct):
         resource.add_property_override("UpgradePolicy", {"SupportType": upgrade_policy.upper()})
         resource.add_property_override("DeletionProtection", deletion_protection)
         resource.node.add_dependency(log_group)
+        suppress(self.cluster.node.find_child("Role"), "cluster-role")
+        suppress_kubectl_provider(self.cluster.node.find_child("KubectlProvider"))
         for arn in admin_principals:
             # By hash, not by position: a changed order must not move a principal from one access entry to another, since EKS
             # refuses a second entry for the same principal while the first still exists.
@@ -123,6 +128,7 @@ def existing_cluster(
         security_groups=[group],
         removal_policy=RemovalPolicy.DESTROY,
     )
+    suppress_kubectl_provider(provider)
     return eks.Cluster.from_cluster_attributes(
         scope,
         id,

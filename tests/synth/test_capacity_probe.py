@@ -158,7 +158,7 @@ def test_function_runs_python_3_13_with_a_log_group_that_goes_with_the_stack(tem
     template = templates["claim-probe"]
     template.has_resource_properties(
         "AWS::Lambda::Function",
-        {"Runtime": "python3.13", "Handler": "capacity.handler.on_event", "LoggingConfig": Match.any_value()},
+        {"Runtime": "python3.14", "Handler": "capacity.handler.on_event", "LoggingConfig": Match.any_value()},
     )
     template.has_resource("AWS::Logs::LogGroup", {"DeletionPolicy": "Delete"})
     for function in template.find_resources("AWS::Lambda::Function").values():
