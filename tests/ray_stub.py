@@ -17,6 +17,8 @@ from typing import Any
 
 from aiohttp import WSMsgType, web
 
+from tests.kube_stub import IMAGE, POD_IMAGE_ID, StubKubernetes
+
 
 @dataclass
 class StubJob:
@@ -52,6 +54,7 @@ class StubRay:
         self.fail: dict[str, tuple[int, str]] = {}
         self.lose_answers = 0
         self.posts = 0
+        self.gpus = {"10.0.1.1": 4, "10.0.1.2": 4}
 
     def app(self) -> web.Application:
         app = web.Application(middlewares=[self._guard], client_max_size=100 * 1024**2)
@@ -63,6 +66,7 @@ class StubRay:
         app.router.add_get("/api/jobs/{id}", self._info)
         app.router.add_post("/api/jobs/{id}/stop", self._stop)
         app.router.add_get("/api/v0/logs/{media}", self._logs)
+        app.router.add_get("/nodes", self._nodes)
         return app
 
     @web.middleware
@@ -76,6 +80,11 @@ class StubRay:
 
     async def _version(self, _: web.Request) -> web.Response:
         return web.json_response({"version": "4", "ray_version": "2.58.0"})
+
+    async def _nodes(self, _: web.Request) -> web.Response:
+        raylets = [{"nodeManagerAddress": "10.0.0.9", "state": "ALIVE", "resourcesTotal": {"memory": 1.0}}]
+        raylets += [{"nodeManagerAddress": ip, "state": "ALIVE", "resourcesTotal": {"GPU": float(n)}} for ip, n in self.gpus.items()]
+        return web.json_response({"data": {"summary": [{"raylet": raylet} for raylet in raylets]}})
 
     async def _has_package(self, request: web.Request) -> web.Response:
         return web.Response(status=200 if request.match_info["name"] in self.packages else 404)
@@ -150,6 +159,7 @@ class StubCloud:
         self.forwards = 0
         self.break_after: list[int] = []  # bytes after which each of the next connections is reset
         self.url = ""
+        self.kubernetes = StubKubernetes()
 
     def app(self) -> web.Application:
         app = web.Application(middlewares=[self._guard])
@@ -162,6 +172,7 @@ class StubCloud:
         cluster = "/apis/ray.io/v1/namespaces/ray-train/rayclusters/ray-train"
         app.router.add_get(cluster, self._ray_cluster)
         app.router.add_patch(cluster, self._patch)
+        self.kubernetes.routes(app)
         return app
 
     @web.middleware
@@ -170,6 +181,8 @@ class StubCloud:
             self.bearers.add(request.headers.get("authorization", ""))
             if self.kube_status:
                 return web.json_response({"kind": "Status", "code": self.kube_status}, status=self.kube_status)
+            if status := self.kubernetes.denied(request.path):
+                return web.json_response({"kind": "Status", "code": status}, status=status)
         return await handler(request)
 
     async def _describe(self, request: web.Request) -> web.Response:
@@ -195,8 +208,10 @@ class StubCloud:
         return web.Response(text=answer, content_type="text/xml")
 
     async def _pods(self, request: web.Request) -> web.Response:
-        assert request.query["labelSelector"] == "ray.io/cluster=ray-train,ray.io/node-type=head"
-        return web.json_response({"kind": "PodList", "apiVersion": "v1", "metadata": {}, "items": self.pods})
+        labels = request.query["labelSelector"].split(",")
+        assert labels[0] == "ray.io/cluster=ray-train"
+        items = self.pods if "ray.io/node-type=head" in labels else [*self.pods, *self.kubernetes.workers]
+        return web.json_response({"kind": "PodList", "apiVersion": "v1", "metadata": {}, "items": items})
 
     async def _secret(self, request: web.Request) -> web.Response:
         values = self.secrets.get(request.match_info["name"])
@@ -206,7 +221,9 @@ class StubCloud:
         return web.json_response({"kind": "Secret", "apiVersion": "v1", "metadata": {"name": "ray-train"}, "data": data})
 
     async def _ray_cluster(self, _: web.Request) -> web.Response:
-        return web.json_response({"metadata": {"name": "ray-train", "annotations": self.annotations}})
+        if not self.kubernetes.has_ray_cluster:
+            return web.json_response({"kind": "Status", "code": 404}, status=404)
+        return web.json_response(self.kubernetes.ray_cluster(self.annotations))
 
     async def _patch(self, request: web.Request) -> web.Response:
         assert request.content_type.endswith("merge-patch+json")
@@ -259,10 +276,16 @@ def head_pod(*, ready: bool = True, name: str = "ray-train-head-abcde", message:
         condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}
     reference = {"secretKeyRef": {"name": "ray-train", "key": "auth_token"}}
     return {
-        "metadata": {"name": name, "creationTimestamp": "2026-11-29T20:00:00Z"},
-        "spec": {"containers": [{"name": "ray-head", "env": [{"name": "RAY_AUTH_TOKEN", "valueFrom": reference}]}]},
-        "status": {"phase": "Running" if ready else "Pending", "conditions": [condition]},
-    }
+        "metadata": {
+            "name": name, "creationTimestamp": "2026-11-29T20:00:00Z",
+            "labels": {"ray.io/cluster": "ray-train", "ray.io/node-type": "head"},
+        },
+        "spec": {"nodeName": "system-1", "containers": [{"name": "ray-head", "image": IMAGE, "env": [{"name": "RAY_AUTH_TOKEN", "valueFrom": reference}]}]},
+        "status": {
+            "phase": "Running" if ready else "Pending", "conditions": [condition],
+            "containerStatuses": [{"name": "ray-head", "state": {"running": {}}, "imageID": POD_IMAGE_ID, "image": IMAGE, "ready": ready, "restartCount": 0}],
+        },
+    }  # fmt: skip
 
 
 @contextlib.contextmanager

@@ -5,8 +5,6 @@ from __future__ import annotations
 import base64
 import json
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -14,44 +12,10 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 
 from eks_ray_train.cli.__main__ import main
-from tests.ray_stub import StubCloud, StubJob, StubRay, head_pod, serve
+from tests.deployed_cluster import TOKEN, Deployed, deployed, write_settings
+from tests.ray_stub import StubJob, head_pod
 
-TOKEN = "the-operator-made-this"
-
-
-@dataclass
-class Deployed:
-    """Both stand-ins: the cloud in front, Ray behind it."""
-
-    cloud: StubCloud
-    ray: StubRay
-
-
-@pytest.fixture
-def deployed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Deployed]:
-    ray = StubRay(token=TOKEN)
-    with serve(ray.app()) as dashboard:
-        cloud = StubCloud(("127.0.0.1", dashboard), token=TOKEN)
-        with serve(cloud.app()) as port:
-            cloud.url = f"http://127.0.0.1:{port}"
-            for name in ("AWS_PROFILE", "AWS_SESSION_TOKEN", "AWS_DEFAULT_REGION", "RAY_AUTH_TOKEN", "EKS_RAY_TRAIN_ENDPOINT"):
-                monkeypatch.delenv(name, raising=False)
-            for name, value in {
-                "AWS_ACCESS_KEY_ID": "AKIDEXAMPLE", "AWS_SECRET_ACCESS_KEY": "example", "AWS_REGION": "us-east-1",
-                "AWS_CONFIG_FILE": "/dev/null", "AWS_SHARED_CREDENTIALS_FILE": "/dev/null", "AWS_EC2_METADATA_DISABLED": "true",
-                "AWS_ENDPOINT_URL_EKS": cloud.url, "AWS_ENDPOINT_URL_STS": cloud.url,
-            }.items():  # fmt: skip
-                monkeypatch.setenv(name, value)
-            write_settings(tmp_path)
-            (tmp_path / "job").mkdir()
-            (tmp_path / "job" / "train.py").write_text("print('hello')\n")
-            monkeypatch.chdir(tmp_path)
-            yield Deployed(cloud, ray)
-
-
-def write_settings(folder: Path, **values: Any) -> None:
-    (folder / "cdk.json").write_text(json.dumps({"context": {"eks-ray-train": {"region": "us-east-1", **values}}}))
-
+__all__ = ["deployed"]  # a fixture
 
 def test_submit_goes_through_the_kubernetes_api_with_rays_token(deployed: Deployed, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["submit", "--no-gate", "--json", "--", "--steps", "1"]) == 0
@@ -149,7 +113,7 @@ def test_forwarded_connections_that_break_lose_and_double_nothing(
         (lambda c: setattr(c, "kube_status", 401), "does not know arn:aws:iam::111122223333:role/Trainer; add"),
         (lambda c: setattr(c, "kube_status", 403), "may not list pods in namespace ray-train"),
         (lambda c: setattr(c, "kube_status", 500), "HTTP 500"),
-        (lambda c: setattr(c, "pods", []), "no Ray head in namespace ray-train"),
+        (lambda c: setattr(c, "pods", []), "KubeRay has made no head pod for it yet"),
         (lambda c: setattr(c, "pods", [head_pod(ready=False, message="0/2 nodes: Insufficient memory")]), "Insufficient memory"),
         (lambda c: c.secrets.clear(), "the secret ray-train with Ray's token is missing"),
         (lambda c: c.secrets.update({"ray-train": {"other": "x"}}), "has no key auth_token"),
@@ -162,7 +126,7 @@ def test_each_thing_in_the_way_is_exit_code_6_with_its_remedy(
 ) -> None:
     change(deployed.cloud)
     began = time.monotonic()
-    assert main(["submit"]) == 6
+    assert main(["submit", "--timeout", "1"]) == 6
     assert time.monotonic() - began < 10
     error = capsys.readouterr().err
     assert says in error and "Traceback" not in error

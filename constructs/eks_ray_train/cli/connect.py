@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from eks_ray_train.instances import InstanceType
 
     from .jobs_api import JobsClient
+    from .waiting import ClusterWait
 
 
 def _no_mark(_run: str) -> None:
@@ -75,13 +76,17 @@ def token_of_environment(environ: dict[str, str] | None = None) -> str | None:
 
 @contextlib.contextmanager
 def connect(
-    address: str | None, *, cdk_json: Path | None = None, token: str | None = None, local_port: int = 0
+    address: str | None, *, cdk_json: Path | None = None, token: str | None = None, local_port: int = 0, wait: ClusterWait | None = None
 ) -> Iterator[Target]:
-    """A target that answers. ``local_port``: where the deployed cluster's dashboard appears here (0: a free port). Raises ClusterNotReadyError (exit code 6) within 10 s where it cannot be reached."""
+    """A target that answers. ``local_port``: where the deployed cluster's dashboard appears here (0: a free port).
+
+    ``wait``: wait for the deployed cluster's nodes, pods and GPUs (a cluster by its address is taken as it is). Raises
+    ClusterNotReadyError (exit code 6), within 10 s where it cannot be reached.
+    """
     if address is None:
         from .kube import deployed_target
 
-        with deployed_target(cdk_json or Path("cdk.json"), local_port=local_port) as target:
+        with deployed_target(cdk_json or Path("cdk.json"), local_port=local_port, wait=wait) as target:
             yield target
         return
     from .jobs_api import JobsClient

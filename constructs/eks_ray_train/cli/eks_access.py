@@ -19,6 +19,10 @@ _EXPIRED = frozenset({"ExpiredToken", "ExpiredTokenException", "RequestExpired"}
 _INVALID = frozenset({"InvalidClientTokenId", "UnrecognizedClientException", "SignatureDoesNotMatch", "InvalidSignatureException"})
 
 
+class NoAnswer(ClusterNotReadyError):
+    """The cluster's API gives no answer, or says itself that it is in trouble; it may come back."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class EksCluster:
     """One cluster as the EKS API describes it. ``ca``: its certificate authority, PEM; ``public_cidrs`` empty: private only."""
@@ -35,13 +39,13 @@ class EksCluster:
         """Name of the endpoint, as its certificate has it."""
         return urlsplit(self.endpoint).hostname or self.endpoint
 
-    def unreachable(self, reason: str) -> ClusterNotReadyError:
+    def unreachable(self, reason: str) -> NoAnswer:
         """The endpoint does not answer: what to change, and the way without changing it."""
         if self.public:
             why = f"it lets in {', '.join(self.public_cidrs)}" if self.public_cidrs else "it is public"
         else:
             why = "it is private: only the VPC reaches it"
-        return ClusterNotReadyError(
+        return NoAnswer(
             f"the API of cluster {self.name} cannot be reached from here ({why}; {reason}). Either put your address into "
             "public_access_cidrs in cdk.json (eks-ray-train init finds it) and deploy, or open a tunnel through one of its nodes:\n"
             f"  aws ssm start-session --region {self.region} --target INSTANCE_ID --document-name "

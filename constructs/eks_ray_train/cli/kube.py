@@ -18,9 +18,12 @@ from eks_ray_train.manifests.names import ACTIVE_RUN_ANNOTATION, DASHBOARD_PORT
 from eks_ray_train.settings import Settings, load_settings
 
 from .connect import Target
-from .eks_access import EksCluster, TokenSource, caller_arn, describe_cluster, make_session
+from .eks_access import EksCluster, NoAnswer, TokenSource, caller_arn, describe_cluster, make_session
 from .jobs_api import JobsClient, Unreachable
+from .kube_objects import KubeObjects
+from .node_groups import launch_problems
 from .port_forward import PortForward
+from .waiting import ClusterWait
 
 ENDPOINT_VARIABLE = "EKS_RAY_TRAIN_ENDPOINT"
 TIMEOUTS = (3, 6)  # seconds to connect, to read
@@ -39,6 +42,14 @@ class HeadPod:
 
 class NotThere(ClusterNotReadyError):
     """The API server knows no such object."""
+
+
+class UnknownCaller(ClusterNotReadyError):
+    """The cluster has no access entry for this identity."""
+
+
+class Forbidden(ClusterNotReadyError):
+    """This identity may not do that."""
 
 
 class KubeCluster:
@@ -77,12 +88,12 @@ class KubeCluster:
             return method(*args, _request_timeout=TIMEOUTS, **kwargs)
         except ApiException as error:
             if error.status == 401:
-                raise ClusterNotReadyError(
+                raise UnknownCaller(
                     f"cluster {self._eks.name} does not know {self._caller()}; add the IAM role's ARN (for a signed-in role: with "
                     "its path) to admin_principals in cdk.json and deploy, or use the profile that deployed it"
                 ) from None
             if error.status == 403:
-                raise ClusterNotReadyError(
+                raise Forbidden(
                     f"{self._caller()} may not {what} in namespace {self.namespace} of cluster {self._eks.name}; "
                     "give its access entry a policy that allows it (admin_principals in cdk.json does)"
                 ) from None
@@ -90,7 +101,8 @@ class KubeCluster:
                 raise self._eks.unreachable(str(error.reason)) from None
             if error.status == 404:
                 raise NotThere(f"cannot {what}: there is none such in namespace {self.namespace} ({error.reason})") from None
-            raise ClusterNotReadyError(
+            failed = NoAnswer if error.status >= 500 or error.status == 429 else ClusterNotReadyError
+            raise failed(
                 f"the API of cluster {self._eks.name} failed to {what} (HTTP {error.status} {error.reason}): {str(error.body)[:300]}"
             ) from None
         except (HTTPError, OSError) as error:
@@ -171,6 +183,11 @@ class KubeCluster:
         if self.active_run() == run:
             self.mark_busy(None)
 
+    def launch_problems(self, wanted_nodes: int) -> list[str]:
+        """Why GPU nodes are missing, as the EKS API knows it."""
+        session, region = make_session(self._eks.region)
+        return launch_problems(session, cluster=self._eks.name, region=region, wanted=wanted_nodes)
+
 
 def _is_ready(pod: Any) -> bool:
     conditions = {c.type: c.status for c in pod.status.conditions or []}
@@ -233,10 +250,17 @@ def open_cluster(settings: Settings) -> Iterator[KubeCluster]:
 
 
 @contextlib.contextmanager
-def deployed_target(cdk_json: Path, *, local_port: int = 0) -> Iterator[Target]:
-    """The dashboard of the deployed RayCluster, forwarded to this machine. Raises ClusterNotReadyError, UsageError."""
+def deployed_target(cdk_json: Path, *, local_port: int = 0, wait: ClusterWait | None = None) -> Iterator[Target]:
+    """The dashboard of the deployed RayCluster, forwarded to this machine. ``wait``: first until it has what a run needs.
+
+    Raises ClusterNotReadyError, UsageError.
+    """
     settings = load_settings(cdk_json)
+    instance = get_instance_type(settings.gpu_instance_type, accept_unverified_layout=settings.accept_unverified_layout)
     with open_cluster(settings) as kube:
+        if wait is not None:
+            wanted = wait.wanted(declared=settings.gpu_node_count, gpus=instance.gpus, efa=instance.efa_interfaces)
+            wait.for_pods(KubeObjects(kube), wanted, lambda: kube.launch_problems(wanted.nodes))
         head = kube.head()
         token = kube.ray_token(head)
         with _quiet_forwarders(), PortForward(kube.open_dashboard, local_port=local_port) as forward:
@@ -249,14 +273,14 @@ def deployed_target(cdk_json: Path, *, local_port: int = 0) -> Iterator[Target]:
             except Unreachable as error:
                 raise ClusterNotReadyError(f"{error}; {forward.last_error or 'the head closed the connection'}") from None
             try:
+                if wait is not None:
+                    wait.for_gpus(client, wanted)
                 yield Target(
                     client=client,
                     name=f"RayCluster {kube.namespace}/{kube.ray_cluster} of {settings.cluster_name}",
                     ray_version=version,
                     nodes=settings.gpu_node_count,
-                    instance=get_instance_type(
-                        settings.gpu_instance_type, accept_unverified_layout=settings.accept_unverified_layout
-                    ),
+                    instance=instance,
                     mark_busy=kube.mark_busy,
                     clear_busy=kube.clear_busy,
                 )

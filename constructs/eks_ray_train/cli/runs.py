@@ -45,10 +45,7 @@ class RunRequest:
         """GPU nodes that this run uses: the declared ones, fewer where ``--num_workers`` fills fewer. None: not known."""
         if target.nodes is None or target.instance is None:
             return target.nodes
-        workers = flag_value(self.job_args, "--num_workers")
-        if workers is None or not workers.isdigit() or int(workers) == 0:
-            return target.nodes
-        return min(target.nodes, math.ceil(int(workers) / target.instance.gpus))
+        return nodes_used(self.job_args, target.nodes, target.instance.gpus)
 
     def expected(self, target: Target) -> Expect:
         """What the gate asks of this run."""
@@ -103,6 +100,14 @@ class RunResult:
             "log_problem": self.log_problem,
             "gate": self.verdict.to_json() if self.verdict else None,
         }
+
+
+def nodes_used(job_args: Sequence[str], declared: int, gpus_per_node: int) -> int:
+    """Nodes that the job's ranks fill: all declared ones, fewer where ``--num_workers`` asks for fewer."""
+    workers = flag_value(job_args, "--num_workers")
+    if workers is None or not workers.isdigit() or int(workers) == 0:
+        return declared
+    return min(declared, math.ceil(int(workers) / gpus_per_node))
 
 
 def new_submission_id(prefix: str = "run") -> str:

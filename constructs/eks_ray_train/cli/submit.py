@@ -43,7 +43,11 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="transport that the gate asks for (default: efa; none with one node, without EFA, or by --address)",
     )  # fmt: skip
     parser.add_argument("--allow-tcp", action="store_true", help="let NCCL fall back to TCP instead of refusing to start")
-    parser.add_argument("--timeout", type=float, metavar="S", help="stop the job after so many seconds")
+    parser.add_argument(
+        "--timeout", type=float, metavar="S",
+        help="give up after so many seconds in all: waiting for the cluster (exit code 6; 1800 s where this is not given), then "
+        "stopping the job (exit code 4)",
+    )  # fmt: skip
     parser.add_argument("--junit", type=Path, metavar="FILE", help="write the verdict as JUnit XML")
     parser.add_argument("--runtime-env-json", metavar="J", help="more of Ray's runtime_env, for example '{\"pip\": [\"einops\"]}'")
     parser.add_argument("--env", action="append", default=[], metavar="K=V", help="environment variable of the run; may be repeated")
@@ -55,15 +59,26 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 def run(args: argparse.Namespace) -> int:
     """Submit, and follow unless ``--detach``. Raises errors with the contract's exit codes."""
     import json
+    from dataclasses import replace
 
-    from eks_ray_train.errors import UsageError
+    from eks_ray_train.errors import JobFailedError, UsageError
 
     from .connect import connect
     from .package_dir import build_package
     from .run_env import parse_env, parse_runtime_env
     from .run_report import write_report
     from .run_view import RunView
-    from .runs import RunRequest, follow_run, make_judge, new_submission_id, submit_run, tell_result, write_junit
+    from .runs import (
+        RunRequest,
+        follow_run,
+        make_judge,
+        new_submission_id,
+        nodes_used,
+        submit_run,
+        tell_result,
+        write_junit,
+    )
+    from .waiting import ClusterWait
 
     if args.junit and not args.gate:
         raise UsageError("--junit writes the gate's verdict, which --no-gate switches off; leave one of them out")
@@ -83,10 +98,19 @@ def run(args: argparse.Namespace) -> int:
         timeout_s=args.timeout,
     )
     out = sys.stderr if args.json else sys.stdout
-    with connect(args.address) as target:
+    wait = ClusterWait(
+        out=sys.stderr, timeout_s=args.timeout, nodes=lambda declared, gpus: nodes_used(args.job_args, declared, gpus)
+    )
+    with connect(args.address, wait=wait) as target:
         submission_id = new_submission_id()
+        if request.timeout_s is not None:
+            request = replace(request, timeout_s=max(1.0, request.timeout_s - wait.waited_s))
         _mark(target.mark_busy, submission_id)
-        submit_run(target, request, submission_id=submission_id, tell=sys.stderr)
+        try:
+            submit_run(target, request, submission_id=submission_id, tell=sys.stderr)
+        except BaseException:
+            _mark(target.clear_busy, submission_id)  # a run that never was must not keep anybody from updating the cluster
+            raise
         if not args.follow:
             print(f"follow it: eks-ray-train logs {submission_id} --follow; stop it: eks-ray-train stop {submission_id}", file=sys.stderr)
             if args.json:
@@ -96,7 +120,11 @@ def run(args: argparse.Namespace) -> int:
             return 0
         judge = make_judge(target, request)
         view = RunView(out=out, judge=judge, usd_per_hour=target.usd_per_hour)
-        result = follow_run(target, request, submission_id=submission_id, view=view, judge=judge)
+        try:
+            result = follow_run(target, request, submission_id=submission_id, view=view, judge=judge)
+        except JobFailedError:
+            _mark(target.clear_busy, submission_id)  # vanished: no run is left that the mark could protect
+            raise
         if not result.detached:
             _mark(target.clear_busy, submission_id)
     tell_result(result, sys.stderr)
