@@ -13,7 +13,7 @@ import argparse
 import ast
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 REPO = Path(__file__).resolve().parent.parent
@@ -72,7 +72,7 @@ def _cell(text: str) -> str:
     return re.sub(r"\s+", " ", text).replace("|", "\\|").strip()
 
 
-def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+def _table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
     lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
     lines += ["| " + " | ".join(row) + " |" for row in rows]
     return "\n".join(lines) + "\n"
@@ -94,8 +94,9 @@ def described(docstring: str, known: set[str]) -> dict[str, str]:
     for name, text in re.findall(r":param (\w+): (.*?)(?=\n\s*:param |\Z)", docstring, re.DOTALL):
         cuts = [m for m in re.finditer(r"; ``(\w+)``:? ", text) if m[1] in known]
         found[name] = text[: cuts[0].start()] if cuts else text
-        for cut, after in zip(cuts, [*cuts[1:], None], strict=True):
-            found.setdefault(cut[1], COMMON.get(cut[1]) or text[cut.end() : after.start() if after else len(text)])
+        ends = [cut.start() for cut in cuts[1:]] + [len(text)]
+        for cut, end in zip(cuts, ends, strict=False):
+            found.setdefault(cut[1], COMMON.get(cut[1]) or text[cut.end() : end])
     return found
 
 

@@ -1,0 +1,287 @@
+"""The documentation says what the code does: links, commands, flags, settings, targets, exit codes, examples."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import importlib.util
+import re
+import shlex
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from eks_ray_train.errors import ExitCode
+from eks_ray_train.settings import Settings
+
+REPO = Path(__file__).resolve().parents[2]
+PAGES = sorted([*REPO.glob("*.md"), *(REPO / "docs").glob("*.md"), *(REPO / "examples").glob("*.md"), *(REPO / "bench").glob("*.md")])
+# Pages that name settings and commands; the changelog tells of the past.
+CURRENT = [page for page in PAGES if page.name != "CHANGELOG.md"]
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.DOTALL | re.MULTILINE)
+
+
+def load_reference() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("docs_reference", REPO / "docs" / "reference.py")
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+REFERENCE = load_reference()
+
+
+def ids(page: Path) -> str:
+    return page.relative_to(REPO).as_posix()
+
+
+def code_lines(text: str) -> list[str]:
+    """Lines of fenced blocks that are no program, a continued line joined, and every span of inline code."""
+    lines: list[str] = []
+    for language, body in FENCE.findall(text):
+        if language != "python":
+            lines += re.sub(r"\\\n\s*", "", body).splitlines()
+    return [*(line.strip() for line in lines), *spans(text)]
+
+
+def spans(text: str) -> list[str]:
+    return [span.replace("\\|", "|") for span in re.findall(r"`([^`\n]+)`", FENCE.sub("", text))]
+
+
+def slug(heading: str) -> str:
+    """GitHub's anchor of a heading."""
+    return re.sub(r"[^\w\- ]", "", re.sub(r"`|\[|\]\([^)]*\)", "", heading).lower()).replace(" ", "-")
+
+
+def anchors(page: Path) -> set[str]:
+    seen: dict[str, int] = {}
+    found = set()
+    for heading in re.findall(r"^#{1,6} (.+)$", FENCE.sub("", page.read_text(encoding="utf-8")), re.MULTILINE):
+        name = slug(heading.strip())
+        found.add(f"{name}-{seen[name]}" if name in seen else name)
+        seen[name] = seen.get(name, 0) + 1
+    return found
+
+
+def broken_links(page: Path, text: str) -> list[str]:
+    bad = []
+    for target in re.findall(r"\]\(([^)\s]+)\)", FENCE.sub("", text)):
+        if re.match(r"[a-z]+:", target):
+            continue
+        file, _, anchor = target.partition("#")
+        path = (page.parent / file).resolve() if file else page
+        if not path.exists() or (anchor and anchor not in anchors(path)):
+            bad.append(target)
+    return bad
+
+
+@pytest.mark.parametrize("page", PAGES, ids=ids)
+def test_every_relative_link_leads_somewhere(page: Path) -> None:
+    assert broken_links(page, page.read_text(encoding="utf-8")) == []
+
+
+def test_a_link_to_a_missing_page_or_heading_is_found() -> None:
+    page = REPO / "README.md"
+    text = "[a](docs/none.md) [b](docs/operate.md#no-such-heading) [c](docs/operate.md#exit-codes) [d](https://example.com/x)"
+    assert broken_links(page, text) == ["docs/none.md", "docs/operate.md#no-such-heading"]
+
+
+def test_every_page_is_reached_from_the_readme() -> None:
+    text = (REPO / "README.md").read_text(encoding="utf-8")
+    assert [page.name for page in (REPO / "docs").glob("*.md") if f"docs/{page.name}" not in text] == []
+
+
+def test_tables_and_examples_are_what_the_code_says_now() -> None:
+    assert [page.name for page in REFERENCE.outdated()] == [], "run python docs/reference.py"
+
+
+def test_a_block_that_differs_from_the_code_is_found() -> None:
+    page = "<!-- reference: file examples/minimal.py -->\nold\n<!-- end -->\n"
+    assert "EfaGpuNodeGroup(" in REFERENCE.rendered(page)
+    with pytest.raises(LookupError, match="unknown reference 'films'"):
+        REFERENCE.rendered("<!-- reference: films x -->\n<!-- end -->")
+
+
+# ---- commands and flags -------------------------------------------------------------------------------------------------
+def job_flags() -> set[str]:
+    from fsdp_job.flags import build_parser
+
+    return {option for action in build_parser()._actions for option in action.option_strings}
+
+
+COMMANDS = REFERENCE.commands()
+JOB_FLAGS = job_flags()
+OPTIONS = {name: {o for action in parser._actions for o in action.option_strings} for name, parser in COMMANDS.items()}
+
+
+def problems_of(line: str) -> list[str]:
+    """What is wrong with the commands in a line of code: unknown names and flags."""
+    found = []
+    for part in re.split(r"&&|\|\s|[>;#]", line):
+        try:
+            words = shlex.split(part.replace("…", " "))
+        except ValueError:
+            words = part.split()
+        while words and re.fullmatch(r"[A-Z_]+=.*", words[0]):
+            words = words[1:]
+        if words[:1] == ["run:"]:
+            words = words[1:]
+        if words[:2] == ["-", "run:"]:
+            words = words[2:]
+        if words[:2] in (["python", "job/train.py"], ["python", "train.py"]):
+            found += [word for word in words[2:] if word.startswith("--") and not is_job_flag(word)]
+        if words[:1] != ["eks-ray-train"] or len(words) == 1 or words[1] in ("COMMAND", "--help", "--version"):
+            continue
+        name = next((n for n in (" ".join(words[1:3]), words[1]) if n in COMMANDS), None)
+        if name is None:
+            if words[1] not in {n.split()[0] for n in COMMANDS}:
+                found.append(words[1])
+            continue
+        cut = words.index("--") if "--" in words else len(words)
+        own, further = words[:cut], words[cut + 1 :]
+        takes_job_flags = name == "train"
+        for word in own:
+            flag = word.partition("=")[0]
+            if word.startswith("--") and flag not in OPTIONS[name] and not (takes_job_flags and is_job_flag(flag)):
+                found.append(f"{name} {flag}")
+        found += [word for word in further if word.startswith("--") and not is_job_flag(word)]
+    return found
+
+
+def is_job_flag(word: str) -> bool:
+    name = word.partition("=")[0]
+    return "--" + name[2:].replace("_", "-") in JOB_FLAGS
+
+
+@pytest.mark.parametrize("page", CURRENT, ids=ids)
+def test_every_command_line_in_the_docs_is_one_that_exists(page: Path) -> None:
+    lines = code_lines(page.read_text(encoding="utf-8"))
+    assert [(line, bad) for line in lines if (bad := problems_of(line))] == []
+
+
+@pytest.mark.parametrize(
+    ("line", "bad"),
+    [
+        ("eks-ray-train submit --detatch -- --steps 5", ["submit --detatch"]),
+        ("eks-ray-train submit -- --step 5", ["--step"]),
+        ("eks-ray-train capcity find", ["capcity"]),
+        ("EKS_RAY_TRAIN_DEBUG=1 eks-ray-train status --follow", ["status --follow"]),
+        ("eks-ray-train train --steps 5 --batch_size 8", []),
+        ("eks-ray-train logs ID | eks-ray-train gate - --job-state X", ["gate --job-state"]),
+    ],
+)
+def test_a_wrong_command_line_is_found(line: str, bad: list[str]) -> None:
+    assert problems_of(line) == bad
+
+
+@pytest.mark.parametrize("page", CURRENT, ids=ids)
+def test_every_flag_named_alone_belongs_to_a_command_or_the_job(page: Path) -> None:
+    known = set().union(*OPTIONS.values())
+    named = [span.split()[0].partition("=")[0].rstrip(",") for span in spans(page.read_text(encoding="utf-8")) if re.match(r"--\w", span)]
+    assert [flag for flag in named if flag not in known and not is_job_flag(flag)] == []
+
+
+def test_every_command_and_flag_is_documented() -> None:
+    text = (REPO / "docs" / "commands.md").read_text(encoding="utf-8")
+    for name, options in OPTIONS.items():
+        section = text.partition(f"### {name}\n")[2].partition("\n### ")[0]
+        assert section, f"docs/commands.md lacks {name}: run python docs/reference.py"
+        missing = [o for o in options if o.startswith("--") and o != "--help" and "_" not in o and f"`{o}" not in section]
+        assert missing == [], name
+
+
+def test_every_flag_of_the_job_is_documented() -> None:
+    text = (REPO / "docs" / "training.md").read_text(encoding="utf-8")
+    assert [flag for flag in sorted(JOB_FLAGS - {"-h", "--help"}) if f"`{flag}" not in text] == []
+
+
+# ---- everything else that is named --------------------------------------------------------------------------------------
+def make_targets() -> set[str]:
+    text = (REPO / "Makefile").read_text(encoding="utf-8")
+    return set(re.findall(r"^([a-z][\w-]*):(?!=)", text, re.MULTILINE))
+
+
+@pytest.mark.parametrize("page", CURRENT, ids=ids)
+def test_every_make_target_named_exists(page: Path) -> None:
+    lines = code_lines(page.read_text(encoding="utf-8"))
+    named = {word for line in lines for word in re.findall(r"(?:^|&& |run: )make ([a-z][\w-]*)", line)}
+    assert named - make_targets() == set()
+
+
+def vocabulary() -> set[str]:
+    """Names with an underscore that are no settings: properties and attributes of constructs, fields of events and documents."""
+    library = REPO / "constructs" / "eks_ray_train"
+    sources = [*library.rglob("*.py"), *(REPO / "job").rglob("*.py")]
+    names: set[str] = set()
+    for path in sources:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.arg | ast.keyword) and node.arg:
+                names.add(node.arg)
+            elif isinstance(node, ast.Attribute):
+                names.add(node.attr)
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                names.add(node.value)
+            elif isinstance(node, ast.FunctionDef):
+                names.add(node.name)
+            elif isinstance(node, ast.ImportFrom):
+                names |= {alias.name for alias in node.names}
+    return names | {"eks_ray_train", "aws_eks"}
+
+
+def test_every_name_with_an_underscore_is_a_setting_or_a_name_in_the_code() -> None:
+    known = {field.name for field in dataclasses.fields(Settings)} | vocabulary()
+    bad: dict[str, list[str]] = {}
+    for page in CURRENT:
+        named = [re.match(r"([a-z]+(?:_[a-z0-9]+)+)(?:$|: |=)", span) for span in spans(page.read_text(encoding="utf-8"))]
+        unknown = [match[1] for match in named if match and match[1] not in known]
+        if unknown:
+            bad[page.name] = unknown
+    assert bad == {}
+
+
+def test_every_setting_given_on_the_command_line_exists() -> None:
+    settings = {field.name for field in dataclasses.fields(Settings)}
+    named = {key for page in CURRENT for key in re.findall(r"-c eks-ray-train:(\w+)=", page.read_text(encoding="utf-8"))}
+    assert named and named - settings - {"KEY"} == set()
+
+
+def test_the_exit_codes_are_those_of_the_code() -> None:
+    text = (REPO / "docs" / "operate.md").read_text(encoding="utf-8")
+    section = text.partition("### Exit codes")[2].partition("\n#")[0]
+    rows = [(int(code), name) for code, name in re.findall(r"^\| (\d+) \| `(\w+)` \|", section, re.MULTILINE)]
+    assert rows == [(code.value, code.name) for code in ExitCode]
+
+
+def test_the_jobs_exit_codes_are_those_of_the_job() -> None:
+    from fsdp_job import errors
+
+    text = (REPO / "docs" / "training.md").read_text(encoding="utf-8")
+    line = re.search(r"Exit codes of `train.py`: ([^.]+)\.", text)
+    assert line
+    codes = {int(number) for number in re.findall(r"\d+", line[1])}
+    assert codes == {value for name, value in vars(errors).items() if name.startswith("EXIT_")}
+
+
+def test_every_event_of_the_job_is_documented() -> None:
+    from fsdp_job.events import EVENTS
+
+    text = (REPO / "docs" / "training.md").read_text(encoding="utf-8")
+    table = text.partition("## Event lines")[2].partition("\n## ")[0]
+    assert re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE) == list(EVENTS)
+
+
+def python_blocks() -> list[Any]:
+    blocks = [(page, body) for page in PAGES for language, body in FENCE.findall(page.read_text(encoding="utf-8")) if language == "python"]
+    return [pytest.param(body, id=f"{page.name}-{n}") for n, (page, body) in enumerate(blocks)]
+
+
+@pytest.mark.parametrize("body", python_blocks())
+def test_python_in_the_docs_compiles_and_imports_public_names(body: str) -> None:
+    import eks_ray_train
+
+    for node in ast.walk(ast.parse(body)):
+        if isinstance(node, ast.ImportFrom) and node.module == "eks_ray_train":
+            assert [alias.name for alias in node.names if alias.name not in eks_ray_train.__all__] == []
