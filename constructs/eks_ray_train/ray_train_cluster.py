@@ -88,7 +88,6 @@ class RayTrainCluster(RayWorkload):
             cluster=cluster,
             spec=spec,
             job=job,
-            nodes=groups,
             operator=operator,
             storage=storage,
             hf_token_secret_arn=hf_token_secret_arn,

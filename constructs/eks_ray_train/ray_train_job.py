@@ -108,7 +108,6 @@ class RayTrainJob(RayWorkload):
             cluster=cluster,
             spec=spec,
             job=job,
-            nodes=groups,
             operator=operator,
             storage=storage,
             hf_token_secret_arn=hf_token_secret_arn,

@@ -46,7 +46,6 @@ class RayWorkload(Construct):
         cluster: AnyCluster,
         spec: RayClusterSpec,
         job: JobFiles,
-        nodes: Sequence[EfaGpuNodeGroup],
         operator: KubeRayOperator | None,
         storage: Storage | None,
         hf_token_secret_arn: str | None,
@@ -86,10 +85,8 @@ class RayWorkload(Construct):
         files = self._manifest("JobFiles", [job.manifest, cluster_facts(spec)], after=[base])
         further = [self._manifest(f"JobFiles{n}", [more], after=[base]) for n, more in enumerate(job.manifests[1:], 2)]
         # What Ray's own object waits for: created last and deleted first, while the operator (which clears its finalizers) and
-        # the nodes are still there.
-        self._before_ray: list[IDependable] = [
-            allowed, files, *further, self.identity.ready, *(group.ready for group in nodes),
-        ]  # fmt: skip
+        # the nodes are still there. (The nodes: by their group's name in the pods' node selector, worker_groups_of.)
+        self._before_ray: list[IDependable] = [allowed, files, *further, self.identity.ready]
         if operator is not None:
             self._before_ray.append(operator.ready)
 
