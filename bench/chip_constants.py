@@ -13,6 +13,7 @@ import json
 import statistics
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -63,9 +64,9 @@ def products() -> list[dict[str, Any]]:
                 w = torch.randn(outer, inner, device="cuda", dtype=torch.bfloat16)
                 g = torch.randn(tokens, outer, device="cuda", dtype=torch.bfloat16)
                 spans = [
-                    median_s(lambda x=x, w=w: x @ w.t()),
-                    median_s(lambda g=g, w=w: g @ w),
-                    median_s(lambda g=g, x=x: g.t() @ x),
+                    median_s(partial(torch.mm, x, w.t())),
+                    median_s(partial(torch.mm, g, w)),
+                    median_s(partial(torch.mm, g.t(), x)),
                 ]
                 rows.append(
                     {
@@ -95,11 +96,9 @@ def attention() -> list[dict[str, Any]]:
                 for _ in range(2)
             )
             g = torch.randn_like(q)
-            forward = median_s(lambda q=q, k=k, v=v: attend(q, k, v, is_causal=True, enable_gqa=True))
+            forward = median_s(partial(attend, q, k, v, is_causal=True, enable_gqa=True))
             out = attend(q, k, v, is_causal=True, enable_gqa=True)
-            backward = median_s(
-                lambda out=out, q=q, k=k, v=v, g=g: torch.autograd.grad(out, (q, k, v), g, retain_graph=True)
-            )
+            backward = median_s(partial(torch.autograd.grad, out, (q, k, v), g, retain_graph=True))
             flops = 2.0 * batch * seq * seq * heads * width  # causal half of 4·B·S²·H·D
             rows.append({
                 "heads": heads, "kv_heads": kv, "width": width, "batch": batch, "seq": seq, "forward_s": forward, "backward_s": backward,
@@ -140,9 +139,9 @@ def collectives_worker(_settings: dict[str, Any]) -> list[dict[str, Any]]:
         part = whole[: whole.numel() // world].clone()
         row: dict[str, Any] = {"bytes": whole.numel() * 4, "ranks": world}
         for name, work in (
-            ("all_gather_s", lambda w=whole, p=part: dist.all_gather_into_tensor(w, p)),
-            ("reduce_scatter_s", lambda w=whole, p=part: dist.reduce_scatter_tensor(p, w)),
-            ("all_reduce_s", lambda w=whole: dist.all_reduce(w)),
+            ("all_gather_s", partial(dist.all_gather_into_tensor, whole, part)),
+            ("reduce_scatter_s", partial(dist.reduce_scatter_tensor, part, whole)),
+            ("all_reduce_s", partial(dist.all_reduce, whole)),
         ):
             dist.barrier()
             row[name] = median_s(work, 20)

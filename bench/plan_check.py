@@ -48,9 +48,9 @@ POINTS = (
 
 def measure(folder: Path, rows_file: Path, *, warmup: int, steps: int) -> None:
     """Run all points; each row is appended to ``rows_file`` as soon as it is there."""
+    import job_points
     import torch
     import train_speed
-    import train_speed_ways
 
     from eks_ray_train.plan.known_models import known_config
 
@@ -71,7 +71,7 @@ def measure(folder: Path, rows_file: Path, *, warmup: int, steps: int) -> None:
                 "points": points, "warmup": warmup, "steps": steps, "job_dir": str(REPO / "job"), "scratch": str(folder),
                 "rows_file": str(rows_file),
             }  # fmt: skip
-            train_speed.through_ray(train_speed_ways.job_worker, settings, gpus)
+            train_speed.through_ray(job_points.job_worker, settings, gpus)
 
 
 def compare(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -109,6 +109,12 @@ def compare(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return out
 
 
+def missing(rows: list[dict[str, Any]]) -> list[list[Any]]:
+    """Points of the list that have no row (a run that was cut short)."""
+    have = {(r["gpus"], r["model"], r["batch"], r["seq"], r["checkpointing"], r["sharding"]) for r in rows}
+    return [list(point) for point in POINTS if point not in have]
+
+
 def main() -> int:
     """Measure (or read), compare, write; 0 also where a prediction is off: the file says by how much."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -136,7 +142,15 @@ def main() -> int:
             f"{row['plan_peak_gib']:>8.1f}{row['peak_error']:>+8.1%}"
         )
     args.out.write_text(
-        json.dumps({"command": "python bench/plan_check.py", "device": "NVIDIA H200", "rows": compared}, indent=1)
+        json.dumps(
+            {
+                "command": "python bench/plan_check.py",
+                "device": "NVIDIA H200",
+                "rows": compared,
+                "missing": missing(compared),
+            },
+            indent=1,
+        )
         + "\n"
     )
     return 0

@@ -23,6 +23,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -126,18 +127,18 @@ def _one_way(
 ) -> Iterator[tuple[list[dict[str, Any]], str]]:
     """Rows of a way as they come, each with why it is missing (empty: it is not); one failing point leaves the others."""
     more = ["--storage-path", folder, "--num-workers", str(gpus), *args.job_flags.split()]
-    works: list[Callable[[], list[dict[str, Any]]]]
     if way == "job":
-        works = [
-            lambda point=point: [run_job(point, model_config, address, steps=args.steps, warmup=args.warmup, more=more)]
-            for point in [*args.points, *args.job_points]
-        ]
+        run = partial(
+            run_job, model_config=model_config, address=address, steps=args.steps, warmup=args.warmup, more=more
+        )
+        works: list[Callable[[], Any]] = [partial(run, point) for point in [*args.points, *args.job_points]]
     else:
         points = [{**p, "report": p["batch"] * p["seq"] == 16384 and p["seq"] == 2048} for p in args.points]
-        works = [lambda: through_ray(getattr(ways, f"{way}_worker"), {**settings, "points": points}, gpus)]
+        works = [partial(through_ray, getattr(ways, f"{way}_worker"), {**settings, "points": points}, gpus)]
     for work in works:
         try:
-            yield work(), ""
+            found = work()
+            yield (found if isinstance(found, list) else [found]), ""
         except Exception as error:
             yield [], f"{type(error).__name__}: {str(error)[-1500:]}"
 
