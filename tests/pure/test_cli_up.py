@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -88,7 +89,7 @@ def test_deploys_in_the_best_place_and_writes_it_into_cdk_json(up: Up) -> None:
 def test_settings_reach_the_cdk_in_a_form_that_the_app_reads(up: Up) -> None:
     assert up("up", "--yes") == 0
     words = up.cdk.calls[0]
-    context = dict(w.split("=", 1) for flag, w in zip(words, words[1:], strict=False) if flag == "-c")
+    context = dict(w.split("=", 1) for flag, w in itertools.pairwise(words) if flag == "-c")
     settings = load_settings(Path("absent.json"), {"eks-ray-train": {}, **context})
     assert settings.availability_zones == tuple(sorted(OREGON)) and settings.gpu_zone == "us-west-2a"
 
