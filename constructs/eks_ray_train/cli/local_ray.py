@@ -32,6 +32,15 @@ WORKER_PORTS_FROM = 12  # the block's first ports are the node's own services
 FIRST_PORT, LAST_PORT = 20_000, 32_000  # below Linux's range for outgoing connections (32768 on)
 START_SECONDS = 240.0
 OBJECT_STORE_BYTES = 150 * 1024**2
+# Ray gives its own parts 30 to 60 s to start, and a dashboard that took longer ends for good: too little for a busy machine
+# (ray/dashboard/consts.py; ray/_private/node.py; ray_config_def.h, Ray 2.58).
+PATIENCE = {
+    "RAY_DASHBOARD_SUBPROCESS_MODULE_WAIT_READY_TIMEOUT": "200",
+    "RAY_raylet_start_wait_time_s": "200",
+    "RAY_worker_register_timeout_seconds": "200",
+    "RAY_agent_register_timeout_ms": "200000",
+}
+DASHBOARD_DIED = "failed with the following error"
 # Ray's sockets lie in <folder>/session_<date>_<pid>/sockets/plasma_store; a Unix socket's path has at most 107 characters.
 MAX_FOLDER = 36
 
@@ -193,6 +202,7 @@ class LocalCluster:
             "RAY_TRAIN_ENABLE_PRINT_PATCH": "0",
             # Gloo would look its address up by the machine's name, which need not resolve.
             "GLOO_SOCKET_IFNAME": "lo" if sys.platform == "linux" else "lo0",
+            **PATIENCE,
             **self._env,
         }
 
@@ -220,6 +230,10 @@ class LocalCluster:
         for node, process in zip(self.nodes, self._processes, strict=False):
             if process.poll() is not None:
                 raise ClusterNotReadyError(f"local Ray: {node.name} ended with exit code {process.returncode}\n{self._tail(node)}")
+        dashboard = self.head.folder / "session_latest" / "logs" / "dashboard.log"
+        with contextlib.suppress(OSError):
+            if DASHBOARD_DIED in dashboard.read_text(encoding="utf-8", errors="replace"):
+                raise ClusterNotReadyError(f"local Ray: the dashboard ended\n{self._tail(self.head)}")
         if time.monotonic() > give_up:
             tails = "\n".join(self._tail(node) for node in self.nodes)
             raise ClusterNotReadyError(f"local Ray: {what} after {START_SECONDS:.0f} s\n{tails}")

@@ -1,0 +1,70 @@
+"""``eks-ray-train train``: the whole way on this machine, and a local cluster that leaves nothing behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("ray")
+
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(580)]
+
+CLUSTER = """
+import json, sys, time
+from eks_ray_train.cli.local_ray import LocalCluster
+with LocalCluster(workers=0) as cluster:
+    print(json.dumps({"processes": cluster.processes(), "folder": str(cluster.folder)}), flush=True)
+    time.sleep(300)
+"""
+
+
+def alive(processes: list[int]) -> list[int]:
+    """Those that live; a zombie that nobody reaps is dead."""
+    living = []
+    for pid in processes:
+        state = subprocess.run(["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True).stdout.strip()
+        if state and not state.startswith("Z"):
+            living.append(pid)
+    return living
+
+
+@pytest.mark.parametrize(("sent", "code"), [(signal.SIGTERM, 143), (signal.SIGKILL, -9)])
+def test_a_local_cluster_leaves_no_process_behind(sent: signal.Signals, code: int) -> None:
+    process = subprocess.Popen([sys.executable, "-c", CLUSTER], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    told = json.loads(process.stdout.readline())
+    assert len(alive(told["processes"])) > 3
+    process.send_signal(sent)
+    assert process.wait(60) == code
+    give_up = time.monotonic() + 30
+    while alive(told["processes"]) and time.monotonic() < give_up:
+        time.sleep(0.5)
+    assert alive(told["processes"]) == []
+    assert sent is signal.SIGKILL or not Path(told["folder"]).exists()
+
+
+def test_the_demo_trains_resumes_and_reports(repo: Path, tmp_path: Path) -> None:
+    words = ["train", "--steps", "12", "--batch_size", "2", "--json", "--out", str(tmp_path / "out"), "--report", str(tmp_path / "copy.json")]
+    done = subprocess.run(
+        [sys.executable, "-m", "eks_ray_train.cli", *words],
+        cwd=repo, capture_output=True, text=True, timeout=540, env={**os.environ, "HF_HUB_OFFLINE": "1"}, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-4000:]
+    document = json.loads(done.stdout)
+    assert (document["status"], document["verdict"], document["steps"]) == ("SUCCEEDED", "not-judged", 12)
+    assert (document["trained_steps"], document["resumed_from_step"]) == (9, 9)
+    assert document["final_loss"] < document["first_loss"] - 0.5
+    report = json.loads((tmp_path / "copy.json").read_text())
+    trained, resumed = report["runs"]
+    assert [s["step"] for s in trained["steps"]] == list(range(1, 10))
+    assert [s["step"] for s in resumed["steps"]] == [10, 11, 12]
+    assert trained["config"]["world_size"] == 2 and trained["config"]["nodes"] == 2
+    page = (Path(document["folder"]) / "report.html").read_text()
+    assert page.count("<path d=") == 2
