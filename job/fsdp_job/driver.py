@@ -192,6 +192,7 @@ def _trainer(cfg: JobConfig, settings: dict[str, Any], *, world: int, on_gpus: b
     from ray.train.v2.api.config import FailureConfig, RunConfig
 
     from fsdp_job.transport import nccl_environment
+    from fsdp_job.watch import SLOW_PHASES
     from fsdp_job.worker import ray_worker
 
     env = nccl_environment(settings["submission"], os.environ) if on_gpus else {}
@@ -202,7 +203,9 @@ def _trainer(cfg: JobConfig, settings: dict[str, Any], *, world: int, on_gpus: b
         ray_worker,  # type: ignore[arg-type]
         train_loop_config=settings,
         torch_config=TorchConfig(
-            backend="cpu:gloo,cuda:nccl" if on_gpus else "gloo", timeout_s=int(cfg.collective_timeout_seconds) + 60
+            # A hang is found by fsdp_job.watch, which knows the phases; this only bounds what it could not see.
+            backend="cpu:gloo,cuda:nccl" if on_gpus else "gloo",
+            timeout_s=int(SLOW_PHASES * cfg.collective_timeout_seconds) + 60,
         ),
         scaling_config=ScalingConfig(
             num_workers=workers, use_gpu=on_gpus, resources_per_worker=None if on_gpus else {"CPU": 1}

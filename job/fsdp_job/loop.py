@@ -20,11 +20,14 @@ from fsdp_job.profiling import Profile
 from fsdp_job.ranks import Ranks, broadcast_from_first
 from fsdp_job.state import Progress
 from fsdp_job.step import Moment, Numbers, Stepper
-from fsdp_job.watch import Watch
+from fsdp_job.watch import SLOW_PHASES, Watch
 
 PREEMPTION_POLL_S = 10.0
 """How often the ranks ask Ray whether a node is going away (a barrier of 2–8 ms each time)."""
 
+
+FIRST_POLL = 5
+"""The step of an attempt after which it is known how many steps that time is."""
 
 CHECKPOINTED_FILE = "EKS_RAY_TRAIN_CHECKPOINTED_FILE"
 """Environment variable of the pods: the file that the node's stop hook waits for before it lets the node go."""
@@ -63,7 +66,8 @@ class Loop:
         self._timed: list[float] = []
         self._saved_step = self.progress.step
         self._noticed = False
-        self._poll_every = 5
+        self._poll_every = FIRST_POLL
+        self._last_seconds = PREEMPTION_POLL_S
 
     def run(self) -> None:
         """Train to ``cfg.steps``; the last checkpoint is complete when this returns."""
@@ -97,9 +101,8 @@ class Loop:
         last = step == cfg.steps
         evaluate = bool(cfg.eval_every) and (step % cfg.eval_every == 0 or last)
         save = bool(cfg.checkpoint_every) and step % cfg.checkpoint_every == 0 and not last
-        if done_here == self._poll_every and self._timed:
-            mean = sum(self._timed) / len(self._timed)
-            wished = max(1, min(1000, round(PREEMPTION_POLL_S / max(mean, 1e-4))))
+        if done_here == FIRST_POLL:
+            wished = max(1, min(1000, round(PREEMPTION_POLL_S / max(self._last_seconds, 1e-4))))
             self._poll_every = int(broadcast_from_first(wished))  # type: ignore[call-overload]
         notice = done_here % self._poll_every == 0 and not self._noticed and self.preempted()
         if evaluate or save or notice:
@@ -119,6 +122,7 @@ class Loop:
         self._waiting = None
         loss, norm, count = numbers.read()
         seconds, self._last = numbers.end.seconds_since(self._last), numbers.end
+        self._last_seconds = seconds
         if not (math.isfinite(loss) and math.isfinite(norm)):
             good = self.checkpointer.last_good if self.checkpointer else None
             what = f"loss {loss}" if not math.isfinite(loss) else f"gradient norm {norm}"
@@ -158,7 +162,7 @@ class Loop:
             self.board.add(step, fields)
 
     def _evaluate(self, step: int) -> float:
-        self.watch.beat(step, "evaluation", allow=10.0)
+        self.watch.beat(step, "evaluation", allow=SLOW_PHASES)
         with open_batches(
             self.prepared, split="eval", rank=self.ranks.rank, world_size=self.ranks.world_size,
             micro_batch=self.plan.micro_batch, accumulate=1, position=Position(0, 0), prefetch=2,
@@ -169,7 +173,7 @@ class Loop:
     def _save(self) -> None:
         if self.checkpointer is None or self._saved_step == self.progress.step:
             return
-        self.watch.beat(self.progress.step, "checkpoint", allow=10.0)
+        self.watch.beat(self.progress.step, "checkpoint", allow=SLOW_PHASES)
         self.checkpointer.save(self.progress.step, self.save_state(), {**self.facts, **self.progress.to_json()})
         self._saved_step = self.progress.step
         if self.board is not None:
@@ -177,14 +181,14 @@ class Loop:
 
     def _wait_for_save(self, step: int) -> None:
         if self.checkpointer is not None:
-            self.watch.beat(step, "checkpoint", allow=10.0)
+            self.watch.beat(step, "checkpoint", allow=SLOW_PHASES)
             self.checkpointer.wait()
 
     def _finish(self) -> None:
         """The final checkpoint, waited for; a run whose end cannot be saved has failed."""
         self._save()
         if self.checkpointer is not None:
-            self.watch.beat(self.progress.step, "checkpoint", allow=10.0)
+            self.watch.beat(self.progress.step, "checkpoint", allow=SLOW_PHASES)
             result = self.checkpointer.wait()
             if result is not None and not result.committed:
                 raise CheckpointError(f"the last checkpoint could not be saved to {result.path}: {result.error}")

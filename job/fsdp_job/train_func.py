@@ -19,14 +19,14 @@ from fsdp_job.errors import JobUsageError, NonFiniteLossError
 from fsdp_job.events import Sink
 from fsdp_job.export import export_hf
 from fsdp_job.loop import Loop
-from fsdp_job.metrics import Board, Speed, attention_shape, flops_per_token, peak_tflops
+from fsdp_job.metrics import Board, Speed, attention_shape, flops_per_token, peak_memory_gib, peak_tflops
 from fsdp_job.precision import choose_precision, use_float8
 from fsdp_job.profiling import Profile
 from fsdp_job.ranks import Ranks, broadcast_from_first
 from fsdp_job.state import Progress
 from fsdp_job.step import Stepper
 from fsdp_job.storage import RunFolder, Saved
-from fsdp_job.watch import Watch
+from fsdp_job.watch import SLOW_PHASES, Watch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,7 +118,7 @@ def train(job: Job) -> dict[str, Any]:
         loop.run()
         exported = None
         if cfg.export == "hf":
-            job.watch.beat(loop.progress.step, "export", allow=10.0)
+            job.watch.beat(loop.progress.step, "export", allow=SLOW_PHASES)
             exported = export_hf(built, cfg, ranks, job.run.root.join("export"), bf16=precision != "fp32")
     finally:
         if loop.board is not None:
@@ -202,7 +202,7 @@ def _checkpointer(job: Job, resumed: Resumed) -> Checkpointer | None:
 
     checkpointer = Checkpointer(
         job.run, attempt=resumed.attempt, keep=job.cfg.keep, device=job.ranks.device,
-        timeout_s=job.cfg.collective_timeout_seconds, on_result=report,
+        timeout_s=SLOW_PHASES * job.cfg.collective_timeout_seconds, on_result=report,
     )  # fmt: skip
     checkpointer.last_good = resumed.saved.location.uri if resumed.saved else None
     return checkpointer
@@ -241,7 +241,7 @@ def _summary(loop: Loop, exported: str | None) -> dict[str, Any]:
         "checkpoint": loop.checkpointer.last_good if loop.checkpointer else None,
         "mean_step_s": mean,
         **(loop.speed.fields(mean) if mean else {}),
-        "peak_memory_gib": None,
+        "peak_memory_gib": round(peak_memory_gib(loop.ranks.device), 3),
         "profile": loop.profile.path,
         "export": exported,
     }

@@ -12,6 +12,9 @@ from typing import Any
 from fsdp_job.events import Sink
 from fsdp_job.transport import Evidence
 
+SLOW_PHASES = 10.0
+"""How many times the limit a phase may take that waits for storage or a download: setup, evaluation, checkpoint, export."""
+
 
 class Watch:
     """A thread beside the loop: tells the sink how far this rank is, keeps its evidence there, and watches for a hang.

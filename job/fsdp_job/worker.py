@@ -19,7 +19,7 @@ from fsdp_job.ranks import Ranks, broadcast_from_first, from_ray
 from fsdp_job.storage import RunFolder
 from fsdp_job.train_func import Job, train
 from fsdp_job.transport import Evidence
-from fsdp_job.watch import Watch
+from fsdp_job.watch import SLOW_PHASES, Watch
 
 NOISE = re.compile(
     r"Connection (closed|reset)|Broken pipe|NCCL|ncclSystemError|gloo|Timed out waiting|connectFullMesh|Socket|recvBytes"
@@ -56,6 +56,8 @@ def run_attempt(
         sink, evidence, rank=ranks.rank, node=ranks.node, world_size=ranks.world_size,
         limit_s=cfg.collective_timeout_seconds,
     )  # fmt: skip
+    # Reading a large model's weights or bringing the data to the node takes its time and is no hang.
+    watch.beat(0, "setup", allow=SLOW_PHASES)
     try:
         hopeless = _hopeless(sink, ranks)
         if hopeless is not None:

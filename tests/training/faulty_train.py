@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 FAULT, RANK, STEP, MARK = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "job"))
+JOB = str(Path(__file__).resolve().parents[2] / "job")
+sys.path.insert(0, JOB)
 
 import fsdp_job.worker  # noqa: E402
 from fsdp_job.driver import main  # noqa: E402
@@ -22,6 +23,7 @@ from fsdp_job.driver import main  # noqa: E402
 
 def faulty_worker(settings: dict[str, Any]) -> Any:
     """Runs in the worker: puts the fault into the step, then trains as ever."""
+    sys.path.insert(0, JOB)  # Ray gives workers the driver's script folder, which is not the job's here
     from fsdp_job.step import Stepper
     from fsdp_job.worker import ray_worker as real_worker
 

@@ -188,7 +188,7 @@ def test_workers_that_never_come_end_the_wait_with_what_there_is(cluster: LocalC
 def test_a_loss_that_is_not_finite_stops_the_run_and_names_step_and_checkpoint(
     cluster: LocalCluster, flags: dict[str, Any]
 ) -> None:
-    failed = run(cluster, flags, run_name="nan", learning_rate=1e38, checkpoint_every=1)
+    failed = run(cluster, flags, run_name="nan", learning_rate=1e30, checkpoint_every=1)
     assert failed.code == 4
     message = failed.done["error"]["message"]
     assert failed.done["error"]["type"] == "NonFiniteLossError"
