@@ -208,3 +208,15 @@ def test_dashboard_prints_a_url_that_answers(
     monkeypatch.setattr(dashboard, "wait_for_interrupt", wait)
     assert main(["dashboard", "--json"]) == 0
     assert seen == [200]
+
+
+def test_a_job_that_the_cluster_refuses_leaves_no_mark(deployed: Deployed) -> None:
+    deployed.ray.fail["/api/jobs/"] = (400, "TypeError: pip must be a list")
+    assert main(["submit", "--no-gate"]) == 2
+    assert deployed.cloud.annotations == {} and len(deployed.cloud.marks) == 2
+
+
+def test_a_job_that_vanishes_leaves_no_mark(deployed: Deployed) -> None:
+    deployed.ray.make_job = lambda _: StubJob(script=[(0, "RUNNING")], gone_after=0.5)
+    assert main(["submit", "--no-gate"]) == 4
+    assert deployed.cloud.annotations == {}

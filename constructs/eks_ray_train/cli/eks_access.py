@@ -98,6 +98,12 @@ def describe_cluster(session: Any, *, name: str, region: str) -> EksCluster:
     )
 
 
+def who_is_calling(session: Any, *, name: str, region: str) -> str:
+    """The caller's ARN. Raises ClusterNotReadyError where the credentials are missing, over or wrong."""
+    client = session.client("sts", region_name=region, config=client_config())
+    return str(_ask(lambda: client.get_caller_identity()["Arn"], what="sts:GetCallerIdentity", name=name, region=region))
+
+
 def caller_arn(session: Any, region: str) -> str:
     """Who is calling, for a message; ``unknown`` where STS does not say."""
     from botocore.exceptions import BotoCoreError, ClientError

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import os
+import re
 import tempfile
 import threading
 from collections.abc import Iterator
@@ -87,23 +88,24 @@ class KubeCluster:
         try:
             return method(*args, _request_timeout=TIMEOUTS, **kwargs)
         except ApiException as error:
-            if error.status == 401:
+            status = _status_of(error)
+            if status == 401:
                 raise UnknownCaller(
                     f"cluster {self._eks.name} does not know {self._caller()}; add the IAM role's ARN (for a signed-in role: with "
                     "its path) to admin_principals in cdk.json and deploy, or use the profile that deployed it"
                 ) from None
-            if error.status == 403:
+            if status == 403:
                 raise Forbidden(
                     f"{self._caller()} may not {what} in namespace {self.namespace} of cluster {self._eks.name}; "
                     "give its access entry a policy that allows it (admin_principals in cdk.json does)"
                 ) from None
-            if error.status in (0, None):
+            if status == 0:
                 raise self._eks.unreachable(str(error.reason)) from None
-            if error.status == 404:
+            if status == 404:
                 raise NotThere(f"cannot {what}: there is none such in namespace {self.namespace} ({error.reason})") from None
-            failed = NoAnswer if error.status >= 500 or error.status == 429 else ClusterNotReadyError
+            failed = NoAnswer if status >= 500 or status == 429 else ClusterNotReadyError
             raise failed(
-                f"the API of cluster {self._eks.name} failed to {what} (HTTP {error.status} {error.reason}): {str(error.body)[:300]}"
+                f"the API of cluster {self._eks.name} failed to {what} (HTTP {status} {error.reason}): {str(error.body)[:300]}"
             ) from None
         except (HTTPError, OSError) as error:
             raise self._eks.unreachable(f"{type(error).__name__}: {error}"[:200]) from None
@@ -189,6 +191,12 @@ class KubeCluster:
         return launch_problems(session, cluster=self._eks.name, region=region, wanted=wanted_nodes)
 
 
+def _status_of(error: Any) -> int:
+    """HTTP status of a refused call; where a WebSocket was refused (exec, port forwarding) the client only puts it into the text."""
+    found = re.search(r"Handshake status (\d+)", str(error.reason)) if not error.status else None
+    return int(found[1]) if found else int(error.status or 0)
+
+
 def _is_ready(pod: Any) -> bool:
     conditions = {c.type: c.status for c in pod.status.conditions or []}
     return pod.metadata.deletion_timestamp is None and pod.status.phase == "Running" and conditions.get("Ready") == "True"
@@ -238,14 +246,20 @@ def open_cluster(settings: Settings) -> Iterator[KubeCluster]:
     """The Kubernetes API of the cluster that the settings name. Raises ClusterNotReadyError."""
     session, region = make_session(settings.region)
     name = str(settings.existing_cluster.get("name") or settings.cluster_name)
-    eks = describe_cluster(session, name=name, region=region)
-    tokens = TokenSource(session, cluster=name, region=region)
+    with open_described(settings, describe_cluster(session, name=name, region=region), session) as kube:
+        yield kube
+
+
+@contextlib.contextmanager
+def open_described(settings: Settings, eks: EksCluster, session: Any) -> Iterator[KubeCluster]:
+    """The same where the EKS API has been asked already."""
+    tokens = TokenSource(session, cluster=eks.name, region=eks.region)
     with tempfile.NamedTemporaryFile(suffix=".pem") as ca:
         ca.write(eks.ca)
         ca.flush()
         yield KubeCluster(
             eks, tokens, namespace=settings.namespace, ray_cluster=settings.ray_cluster_name,
-            caller=lambda: caller_arn(session, region), ca_file=ca.name,
+            caller=lambda: caller_arn(session, eks.region), ca_file=ca.name,
         )  # fmt: skip
 
 
