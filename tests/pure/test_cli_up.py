@@ -326,6 +326,17 @@ def test_caller_who_may_not_reserve_still_deploys_since_the_stack_asks_too(up: U
     assert up.cdk.verbs() == ["deploy"]
 
 
+def test_existing_vpc_limits_the_zones_and_its_zones_are_not_rewritten(up: Up) -> None:
+    up.settings(existing_vpc_id="vpc-0123456789abcdef0", region="us-west-2")
+    up.cdk.subnet_zones = ("us-west-2b", "us-west-2c")
+    assert up("up", "--yes") == 0
+    (call,) = up.cdk.calls
+    assert setting(call, "gpu_zone") == "us-west-2b" and setting(call, "availability_zones") == "[]"
+    up.cdk.change(stacks={}, calls=[])
+    assert up("up", "--regions", "us-west-2,us-east-2", "--yes") == 2
+    assert "existing VPC or cluster" in up.err and up.cdk.calls == []
+
+
 @pytest.mark.parametrize("argv", [["--regions", ","], ["--regions", "us-west-2", "--all-regions"], ["--nodes", "3"]])
 def test_wrong_use_exits_2(up: Up, argv: list[str]) -> None:
     assert up("up", *argv) == 2

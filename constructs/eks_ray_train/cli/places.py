@@ -86,7 +86,8 @@ class Search:
         return updates
 
     def _zones(self, place: Candidate, useful: Any) -> list[str]:
-        if place.region == self.account.home and (self.network_stands or self.settings.availability_zones):
+        given = self.settings.existing_cluster or self.settings.existing_vpc_id
+        if given or (place.region == self.account.home and (self.network_stands or self.settings.availability_zones)):
             return list(self.settings.availability_zones)
         return self.zones.setdefault(place.region, sorted(useful))
 

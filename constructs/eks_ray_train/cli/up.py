@@ -73,6 +73,8 @@ def deploy(args: argparse.Namespace, settings: Settings, named: list[str], deplo
     regions = named or (_every_region(deployment) if args.all_regions else [home])
     if deployment.network_stands(home) and home not in regions:
         raise UsageError(f"a network of this app stands in {home}, which --regions leaves out; run `eks-ray-train down` first")
+    if (settings.existing_cluster or settings.existing_vpc_id) and regions != [home]:
+        raise UsageError(f"the settings name an existing VPC or cluster, which is in {home}; leave --regions and --all-regions out")
     found = _search(settings, regions, deployment)
     found.network_stands = deployment.network_stands(home)
     if not found.promising:
