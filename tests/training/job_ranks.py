@@ -125,7 +125,7 @@ def call_on_ranks(function: Callable[..., Any], *, world: int, nodes: int = 1, a
             kind, value = pipe.recv()
             if kind == "error":
                 raise AssertionError(f"rank {rank}:\n{value}")
-            answers.append(value)
+            answers.append(pickle.loads(value))
         return answers
     finally:
         for process in workers:
@@ -148,7 +148,7 @@ def _child(pipe: Any, rank: int, world: int, nodes: int, store: str, payload: by
     try:
         dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world)
         function, args = pickle.loads(payload)
-        pipe.send(("ok", function(*args)))
+        pipe.send(("ok", pickle.dumps(function(*args))))  # as bytes: tensors would travel as shared files
     except BaseException:
         pipe.send(("error", traceback.format_exc()))
     finally:
