@@ -22,6 +22,7 @@ from eks_ray_train.plan import (
     predict,
 )
 from eks_ray_train.plan.memory import activation_elements, peak_memory
+from eks_ray_train.plan.report import warnings
 from eks_ray_train.plan.traffic import step_traffic
 
 QWEN = find_model("Qwen/Qwen2.5-1.5B")
@@ -221,6 +222,24 @@ def test_advice_names_only_what_fits_memory() -> None:
     full = predict(Run(shape=find_model("qwen2.5-3b"), sharding="full", seq_len=2048), cluster_of(G6, 2, "tcp"))
     assert full.network_is_limit
     assert all(advice.prediction.fits for advice in advise(full))
+
+
+def test_fp8_is_faster_and_smaller_and_never_fits_a_chip_without_it() -> None:
+    p5, p4 = cluster_of(CATALOGUE["p5en.48xlarge"], 1), cluster_of(CATALOGUE["p4d.24xlarge"], 1)
+    run = Run(shape=find_model("qwen2.5-7b"), seq_len=2048, batch_size=4)
+    fast, plain = predict(replace(run, precision="fp8"), p5), predict(run, p5)
+    assert fast.time.total < plain.time.total and fast.memory.peak_gib < plain.memory.peak_gib
+    found = compare(replace(run, precision="fp8"), [p4, p5])
+    assert not found[0].fits
+    assert any("no fp8" in line for line in warnings(found[0], []))
+    assert fastest(found) is found[1]
+
+
+def test_a_small_batch_is_said_to_wait_for_the_host() -> None:
+    small = predict(Run(shape=QWEN, seq_len=128), cluster_of(CATALOGUE["p5.48xlarge"], 1))
+    large = predict(Run(shape=QWEN, seq_len=2048, batch_size=8), cluster_of(CATALOGUE["p5.48xlarge"], 1))
+    assert small.host_is_limit and not large.host_is_limit
+    assert any("waits for the host" in line and "--batch-size" in line for line in warnings(small, []))
 
 
 def test_money_is_hours_times_rate_and_tokens_decide_the_hours() -> None:

@@ -29,14 +29,14 @@ class Chip:
     """One GPU: datasheet peaks, and what of the H200's measured rates a training step is taken to reach on it.
 
     ``peak_tflops`` dense bf16, ``memory_gb_s``; ``measured``: the constants below were measured on this chip, else the
-    H200's share of its peaks is carried over.
+    H200's share of its peaks is carried over. ``fp8_gain``: fp8 products' rate over bf16's; None = the chip has no fp8.
     """
 
     name: str
     peak_tflops: float
     memory_gb_s: float
     measured: bool
-    fp8_gain: float
+    fp8_gain: float | None
 
     @property
     def matmul_flops(self) -> float:
@@ -125,7 +125,7 @@ def make_chip(name: str, peak_tflops: float, memory_gb_s: float) -> Chip:
         peak_tflops=peak_tflops,
         memory_gb_s=memory_gb_s,
         measured=name.startswith("H200"),
-        fp8_gain=FP8_GAIN.get(name.split()[0], 1.0),
+        fp8_gain=FP8_GAIN.get(name.split()[0]),
     )
 
 

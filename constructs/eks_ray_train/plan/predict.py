@@ -28,8 +28,14 @@ class Prediction:
     cost: Cost
 
     @property
+    def supported(self) -> bool:
+        """Whether the chip can compute in the precision asked for (fp8 from compute capability 8.9 on)."""
+        return self.run.precision != "fp8" or self.cluster.chip.fp8_gain is not None
+
+    @property
     def fits(self) -> bool:
-        return self.memory.needed_gib <= self.cluster.gpu_memory_gib
+        """The run can be done there: its precision exists and its memory suffices."""
+        return self.supported and self.memory.needed_gib <= self.cluster.gpu_memory_gib
 
     @property
     def tokens_per_step(self) -> int:

@@ -134,7 +134,9 @@ def text(predictions: list[Prediction], advice: list[list[Advice]]) -> str:
 def warnings(p: Prediction, advice: list[Advice]) -> list[str]:
     """What stands in the way on one candidate, with the change that helps most."""
     out = []
-    if not p.fits:
+    if not p.supported:
+        out.append(f"warning: {p.cluster.name}: {p.cluster.chip.name} has no fp8; use --precision bf16 there")
+    elif not p.fits:
         hint = "smaller --batch-size or --seq-len, --activation-checkpointing full, more nodes, or a larger GPU"
         out.append(
             f"warning: {p.cluster.name} does not fit: needs {p.memory.needed_gib:.1f} GiB a GPU, has {p.cluster.gpu_memory_gib:.1f}; {hint}"

@@ -55,7 +55,7 @@ def product_seconds(run: Run, cluster: Cluster, inner: int, outer: int, *, fp8: 
     """One product of a micro-batch: 2·tokens·inner·outer FLOPs at the chip's rate, plus half of its operands' way to memory
     and its start: loads and stores hide behind arithmetic only where the inner dimension is long (fit: hardware.py)."""
     chip, tokens, width = cluster.chip, run.micro_tokens, run.bytes.compute
-    flops = chip.matmul_flops * (chip.fp8_gain if fp8 else 1.0) / (8.0 if run.precision == "fp32" else 1.0)
+    flops = chip.matmul_flops * ((chip.fp8_gain or 1.0) if fp8 else 1.0) / (8.0 if run.precision == "fp32" else 1.0)
     moved = width * (tokens * inner + inner * outer + tokens * outer)
     return 2.0 * tokens * inner * outer / flops + OPERAND_SHARE * moved / chip.memory_bytes_s + PRODUCT_START_S
 
