@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -53,7 +54,8 @@ class BotoSession:
         from botocore.config import Config
 
         self._session = boto3.Session()
-        home = region or self._session.region_name
+        # boto3 itself reads AWS_DEFAULT_REGION only; the CDK and the other SDKs read AWS_REGION first.
+        home = region or os.environ.get("AWS_REGION") or self._session.region_name
         if not home:
             raise UsageError("no region: give --region, set region in cdk.json, or set AWS_REGION")
         self._home: str = home
