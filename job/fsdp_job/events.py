@@ -14,7 +14,7 @@ import sys
 import time
 from typing import Any, Protocol
 
-EVENTS = ("config", "step", "checkpoint", "restart", "transport", "done")
+EVENTS = ("config", "step", "checkpoint", "restart", "transport", "bandwidth", "done")
 
 
 def render(event: str, **fields: Any) -> str:

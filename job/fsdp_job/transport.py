@@ -93,6 +93,29 @@ def efa_counters(root: Path = SYSFS) -> dict[str, Any]:
     return devices or {"absent": f"no device with counters below {root}"}
 
 
+def interface_bytes(table: Path = Path("/proc/net/dev")) -> dict[str, tuple[int, int]]:
+    """(received, sent) bytes of each network interface that this process sees, loopback left out; empty off Linux."""
+    try:
+        lines = table.read_text().splitlines()[2:]
+    except OSError:
+        return {}
+    found = {}
+    for line in lines:
+        name, _, numbers = line.partition(":")
+        fields = numbers.split()
+        if name.strip() != "lo" and len(fields) >= 9:
+            found[name.strip()] = (int(fields[0]), int(fields[8]))
+    return found
+
+
+def _moved(before: dict[str, tuple[int, int]], after: dict[str, tuple[int, int]]) -> dict[str, dict[str, int]]:
+    """Bytes by interface between two readings; interfaces that came or went meanwhile say nothing."""
+    return {
+        name: {"received": after[name][0] - before[name][0], "sent": after[name][1] - before[name][1]}
+        for name in sorted(before.keys() & after.keys())
+    }
+
+
 def fabric(timeout_s: float = 20) -> dict[str, Any]:
     """What ``fi_info -p efa`` says of FI_EP_RDM and FI_RMA, or ``{"absent": why}``."""
     program = shutil.which("fi_info") or shutil.which("/opt/amazon/efa/bin/fi_info")
@@ -136,6 +159,7 @@ class Evidence:
             "host": os.uname().nodename,
         }
         self._before = efa_counters()
+        self._interfaces = interface_bytes()
         self._fabric = fabric() if local_rank == 0 else None
 
     def fields(self) -> dict[str, Any]:
@@ -150,6 +174,8 @@ class Evidence:
         out = {
             **self._who, "nccl_lines": kept, "channels": channels, "nccl_lines_total": len(lines),
             "efa_counters": _readings(self._before, efa_counters()),
+            # Of the whole node, not of this process alone: proof of TCP traffic where NCCL is not there to say it.
+            "interface_bytes": _moved(self._interfaces, interface_bytes()),
         }  # fmt: skip
         return out if self._fabric is None else {**out, "fi_info": self._fabric}
 

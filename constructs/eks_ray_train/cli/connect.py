@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from eks_ray_train.errors import UsageError
 
@@ -38,6 +38,16 @@ class Target:
     instance: InstanceType | None = None
     mark_busy: Callable[[str], None] = _no_mark
     clear_busy: Callable[[str], None] = _no_mark
+
+    def to_json(self) -> dict[str, Any]:
+        """What is known of the cluster, for a run's document and report."""
+        return {
+            "cluster": self.name,
+            "ray_version": self.ray_version,
+            "instance_type": self.instance.name if self.instance else None,
+            "gpu_nodes": self.nodes,
+            "usd_per_hour": self.usd_per_hour,
+        }
 
     @property
     def usd_per_hour(self) -> float | None:

@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-EVENTS = frozenset({"config", "step", "checkpoint", "restart", "transport", "done"})
+EVENTS = frozenset({"config", "step", "checkpoint", "restart", "transport", "bandwidth", "done"})
 _ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 # https://docs.ray.io/en/latest/ray-observability/user-guides/configure-logging.html
 _PREFIX = re.compile(r"^\((?P<actor>[\w.:\- ]+?) ?pid=(?P<pid>\d+)(?:, ip=(?P<ip>[\w.:]+))?\) ?")

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import re
 import time
 from typing import Any
 
 MAX_STEPS = 20_000  # points kept of a curve; beyond, every second one goes
 MAX_EVENTS = 5_000  # of every other kind
+
+
+# What NCCL and its plugin say of themselves at start (NCCL 2.29, aws-ofi-nccl 1.21).
+_VERSIONS = {
+    "NCCL": re.compile(r"NCCL version ([\w.+-]+)"),
+    "aws-ofi-nccl": re.compile(r"aws-ofi-nccl (\d[\w.+-]*)"),
+    "libfabric": re.compile(r"Libfabric version (\d[\w.+-]*)", re.IGNORECASE),
+}
+MAX_NODES = 2_000
 
 
 class RunRecord:
@@ -19,6 +29,8 @@ class RunRecord:
         self.restarts: list[dict[str, Any]] = []
         self.done: dict[str, Any] = {}
         self.last: dict[str, Any] = {}
+        self.bandwidth: list[dict[str, Any]] = []
+        self.transports: dict[str, dict[str, Any]] = {}
         self.first_step_at: float | None = None
         self._stride = 1
 
@@ -33,6 +45,10 @@ class RunRecord:
             self.done = event
         elif kind == "restart":
             self._restart(event)
+        elif kind == "transport":
+            self._transport(event)
+        elif kind == "bandwidth" and len(self.bandwidth) < MAX_EVENTS:
+            self.bandwidth.append(_plain(event))
         elif kind == "checkpoint" and len(self.checkpoints) < MAX_EVENTS:
             self.checkpoints.append(_plain(event))
         return True
@@ -52,12 +68,32 @@ class RunRecord:
         return True
 
     def _restart(self, event: dict[str, Any]) -> None:
-        if len(self.restarts) < MAX_EVENTS:
-            self.restarts.append(_plain(event))
         resumed = event.get("step")
-        if self.last and isinstance(resumed, int) and resumed < self.last["step"]:
+        back = bool(self.last) and isinstance(resumed, int) and resumed < self.last["step"]
+        if len(self.restarts) < MAX_EVENTS:
+            self.restarts.append({**_plain(event), **({"lost_steps": self.last["step"] - resumed} if back else {})})
+        if back:
             self.steps = [kept for kept in self.steps if kept["step"] <= resumed]
             self.last = self.steps[-1] if self.steps else {}
+
+    def _transport(self, event: dict[str, Any]) -> None:
+        """One rank's evidence: of a node, its ranks, what was loaded there, and the bytes that its interfaces sent."""
+        node = str(event.get("node"))
+        if node not in self.transports and len(self.transports) >= MAX_NODES:
+            return
+        entry = self.transports.setdefault(node, {"ranks": [], "versions": {}, "interfaces": {}, "efa": None})
+        if event.get("rank") not in entry["ranks"]:
+            entry["ranks"].append(event.get("rank"))
+        text = "\n".join(line for line in event.get("nccl_lines") or [] if isinstance(line, str))
+        for name, pattern in _VERSIONS.items():
+            if found := pattern.search(text):
+                entry["versions"].setdefault(name, found[1])
+        for name, moved in (event.get("interface_bytes") or {}).items():
+            if isinstance(moved, dict) and isinstance(moved.get("sent"), int):
+                entry["interfaces"][name] = max(entry["interfaces"].get(name, 0), moved["sent"])
+        fabric = event.get("fi_info")
+        if isinstance(fabric, dict) and fabric.get("domains"):
+            entry["efa"] = ", ".join(map(str, fabric["domains"]))
 
     @property
     def total_steps(self) -> int | None:
@@ -90,6 +126,8 @@ class RunRecord:
             "steps": self.steps,
             "checkpoints": self.checkpoints,
             "restarts": self.restarts,
+            "transports": self.transports,
+            "bandwidth": self.bandwidth,
             "done": _plain(self.done),
         }
 

@@ -132,6 +132,7 @@ def run(args: argparse.Namespace) -> int:
         write_junit(result, args.junit)
     document = result.to_json()
     if not result.detached:
+        document.update(target.to_json())
         document["report"] = str(write_report(args.report_dir / submission_id, document, result.record))
         print(f"report: {document['report']}", file=sys.stderr)
     if args.json:
