@@ -5,8 +5,10 @@ from __future__ import annotations
 import ast
 import dataclasses
 import importlib.util
+import json
 import re
 import shlex
+import statistics
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -271,6 +273,18 @@ def test_every_event_of_the_job_is_documented() -> None:
     text = (REPO / "docs" / "training.md").read_text(encoding="utf-8")
     table = text.partition("## Event lines")[2].partition("\n## ")[0]
     assert re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE) == list(EVENTS)
+
+
+def test_the_stated_accuracy_of_plan_holds_in_its_measurements() -> None:
+    text = " ".join((REPO / "docs" / "plan.md").read_text(encoding="utf-8").split())
+    said = re.search(r"within (\d+) %, half of the points to within ([\d.]+) %, and the peak memory to within (\d+) %. These are (\d+) runs", text)
+    assert said
+    rows = json.loads((REPO / "bench" / "results" / "plan_check.json").read_text(encoding="utf-8"))["rows"]
+    steps, peaks = [abs(r["step_error"]) * 100 for r in rows], [abs(r["peak_error"]) * 100 for r in rows]
+    assert max(steps) <= float(said[1])
+    assert statistics.median(steps) <= float(said[2])
+    assert max(peaks) <= float(said[3])
+    assert len(rows) == int(said[4])
 
 
 def python_blocks() -> list[Any]:
