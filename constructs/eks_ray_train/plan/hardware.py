@@ -146,6 +146,7 @@ def cluster_of(instance: InstanceType, nodes: int, transport: Transport = "efa")
     )
     return Cluster(
         name=f"{nodes} × {instance.name}",
+        argument=f"{instance.name}:{nodes}",
         chip=chip_of(instance),
         gpus_per_node=instance.gpus,
         nodes=nodes,

@@ -22,10 +22,10 @@ _STYLE = """
 @media(prefers-color-scheme:dark){:root{--bg:#0f1318;--fg:#e6eaee;--mute:#9aa5b1;--line:#2c343d;--card:#171d24;--warn:#fdba74;
 --c1:#60a5fa;--c2:#a78bfa;--c3:#22d3ee;--c4:#a3e635;--c5:#facc15;--c6:#f87171;--c7:#94a3b8;--c8:#f472b6;--c9:#2dd4bf}}
 *{box-sizing:border-box}body{margin:0;background:var(--bg);color:var(--fg);font:15px/1.5 system-ui,sans-serif}
-main{max-width:1100px;margin:0 auto;padding:20px 16px 48px}h1{font-size:1.5rem;margin:0 0 4px}h2{font-size:1.1rem;margin:32px 0 8px}
+main{max-width:1248px;margin:0 auto;padding:20px 16px 48px}h1{font-size:1.5rem;margin:0 0 4px}h2{font-size:1.1rem;margin:32px 0 8px}
 p{margin:4px 0}.mute{color:var(--mute)}.warn{color:var(--warn)}.scroll{overflow-x:auto;border:1px solid var(--line);border-radius:8px}
-table{border-collapse:collapse;width:100%;white-space:nowrap;font-variant-numeric:tabular-nums}
-th,td{padding:6px 10px;text-align:right;border-bottom:1px solid var(--line)}th:first-child,td:first-child{text-align:left}
+table{border-collapse:collapse;width:100%;font-size:.86rem;white-space:nowrap;font-variant-numeric:tabular-nums}
+th,td{padding:6px 9px;text-align:right;border-bottom:1px solid var(--line)}th:first-child,td:first-child{text-align:left}
 tr:last-child td{border-bottom:0}th{background:var(--card);font-weight:600}.no{color:var(--warn);font-weight:600}
 .row{margin:10px 0}.row b{font-weight:600}.bar{display:flex;height:22px;border-radius:4px;overflow:hidden;background:var(--card)}
 .bar i{display:block;height:100%;min-width:0}.key{display:flex;flex-wrap:wrap;gap:4px 14px;margin:8px 0;font-size:.85rem}

@@ -115,7 +115,11 @@ def advise(prediction: Prediction, others: Iterable[Cluster] = ()) -> list[Advic
     for n in (4, 16):
         if run.seq_len * n <= limit:
             tries.append((f"--seq-len {run.seq_len * n}", replace(run, seq_len=run.seq_len * n), cluster))
-    tries += [(f"--instance-type {other.name}", run, other) for other in others if other.name != cluster.name]
+    tries += [
+        (f"--instance-type {other.argument or other.name}", run, other)
+        for other in others
+        if other.name != cluster.name
+    ]
     found = []
     for change, new_run, new_cluster in tries:
         new = predict(new_run, new_cluster)

@@ -143,14 +143,18 @@ def warnings(p: Prediction, advice: list[Advice]) -> list[str]:
         )
     if p.network_is_limit:
         link = "the network" if p.cluster.nodes > 1 else "traffic between the node's GPUs"
-        best = (
-            f"{advice[0].change} helps most ({advice[0].gain:.1f} × the tokens/s)"
-            if advice
-            else "no change tried helps"
-        )
-        more = f"; then {', '.join(f'{a.change} ({a.gain:.1f} ×)' for a in advice[1:4])}" if len(advice) > 1 else ""
+        here = [a for a in advice if a.prediction.cluster == p.cluster]
+        elsewhere = [a for a in advice if a.prediction.cluster != p.cluster]
+        said = [
+            f"{here[0].change} helps most ({here[0].gain:.1f} × the tokens/s)"
+            if here
+            else "no change tried helps there"
+        ]
+        said += [f"{a.change} ({a.gain:.1f} ×)" for a in here[1:3]]
+        if elsewhere:
+            said.append(f"elsewhere: {elsewhere[0].change} ({elsewhere[0].gain:.1f} ×)")
         out.append(
-            f"warning: {p.cluster.name}: {link} is the limit ({p.time.network_share:.0%} of the step): {best}{more}"
+            f"warning: {p.cluster.name}: {link} is the limit ({p.time.network_share:.0%} of the step): {'; '.join(said)}"
         )
     if p.host_is_limit:
         share = p.time.host / p.time.total

@@ -102,9 +102,11 @@ class Run:
 @dataclass(frozen=True, kw_only=True)
 class Cluster:
     """Equal nodes. Memory in GiB a GPU, bandwidths in 1e9 bytes a second and one direction: ``intra_gb_s`` of one GPU to
-    the others of its node, ``inter_gb_s`` of one node to the others; ``usd_per_hour`` of all nodes, None = unknown."""
+    the others of its node, ``inter_gb_s`` of one node to the others; ``usd_per_hour`` of all nodes, None = unknown.
+    ``name`` is for people, ``argument`` what ``--instance-type`` takes for it."""
 
     name: str
+    argument: str = ""
     chip: Chip
     gpus_per_node: int
     nodes: int
