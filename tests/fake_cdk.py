@@ -41,7 +41,7 @@ NODE_GROUP_QUOTA = (
 )
 
 # The script knows nothing of AWS: it reads who refuses, changes the stacks, writes events, and ends with cdk's code.
-_SCRIPT = '''#!{python}
+_SCRIPT = """#!{python}
 import json, os, signal, sys, time
 path = {world!r}
 words = sys.argv[1:]
@@ -114,7 +114,7 @@ elif verb == "destroy":
             sys.exit(1)
         stacks.pop(name, None)
 save()
-'''
+"""
 
 
 @dataclass
@@ -289,6 +289,10 @@ class FakeClient:
         names = [i.removeprefix("subnet-") for i in SubnetIds or []] or list(self.world.subnet_zones)
         return {"Subnets": [{"SubnetId": f"subnet-{z}", "AvailabilityZone": z} for z in names]}
 
+    def on_describe_regions(self) -> dict[str, Any]:
+        opted = {"us-east-2": "opt-in-not-required", "us-west-2": "opt-in-not-required", "eu-south-2": "not-opted-in"}
+        return {"Regions": [{"RegionName": name, "OptInStatus": status} for name, status in opted.items()]}
+
     def on_get_parameter(self, Name: str) -> dict[str, Any]:
         if self.region not in self.world.read()["bootstrapped"]:
             raise client_error("ParameterNotFound", "", "GetParameter")
@@ -299,7 +303,9 @@ class FakeClient:
             raise client_error("ResourceNotFoundException", "No node group found", "DescribeNodegroup")
         return {"nodegroup": {"nodegroupName": nodegroupName, "scalingConfig": self.world.node_group}}
 
-    def on_update_nodegroup_config(self, clusterName: str, nodegroupName: str, scalingConfig: dict[str, int]) -> dict[str, Any]:
+    def on_update_nodegroup_config(
+        self, clusterName: str, nodegroupName: str, scalingConfig: dict[str, int]
+    ) -> dict[str, Any]:
         assert scalingConfig["minSize"] <= scalingConfig["desiredSize"] <= scalingConfig["maxSize"]
         assert scalingConfig["maxSize"] >= 1, "EKS refuses a maximum of 0"
         self.world.eks_calls.append(scalingConfig)

@@ -35,10 +35,18 @@ def test_clients_are_made_once_a_service_and_region() -> None:
     ("error", "code", "says"),
     [
         (NoCredentialsError(), ExitCode.USAGE, "log in"),
-        (TokenRetrievalError(provider="sso", error_msg="Token has expired and refresh failed"), ExitCode.USAGE, "log in"),
+        (
+            TokenRetrievalError(provider="sso", error_msg="Token has expired and refresh failed"),
+            ExitCode.USAGE,
+            "log in",
+        ),
         (client_error("ExpiredToken", "expired"), ExitCode.USAGE, "ExpiredToken"),
         (client_error("RequestExpired", "expired"), ExitCode.USAGE, "RequestExpired"),
-        (client_error("AccessDenied", "no"), ExitCode.UNEXPECTED, "no permission for x:Y; allow it, or use a role that may; do z"),
+        (
+            client_error("AccessDenied", "no"),
+            ExitCode.UNEXPECTED,
+            "no permission for x:Y; allow it, or use a role that may; do z",
+        ),
         (EndpointConnectionError(endpoint_url="https://x"), ExitCode.UNEXPECTED, "Could not connect"),
         (client_error("Throttling", "slow down"), ExitCode.UNEXPECTED, "slow down"),
     ],
@@ -55,5 +63,11 @@ def test_errors_that_are_not_awss_pass_unchanged() -> None:
 
 
 def test_absence_has_many_names() -> None:
-    codes = ("ResourceNotFoundException", "NotFoundException", "LoadBalancerNotFound", "InvalidVolume.NotFound", "ParameterNotFound")
+    codes = (
+        "ResourceNotFoundException",
+        "NotFoundException",
+        "LoadBalancerNotFound",
+        "InvalidVolume.NotFound",
+        "ParameterNotFound",
+    )
     assert all(is_absent(client_error(code)) for code in codes) and not is_absent(client_error("AccessDenied"))

@@ -202,7 +202,9 @@ def test_address_that_is_not_found_does_not_matter_where_a_network_is_set(run: I
 
 
 def test_zones_that_eks_excludes_and_local_zones_are_dropped(run: Init) -> None:
-    run.ec2 = World(region="us-east-1", zones={f"us-east-1{z}": f"use1-az{n}" for z, n in zip("abc", (3, 1, 2), strict=True)})
+    run.ec2 = World(
+        region="us-east-1", zones={f"us-east-1{z}": f"use1-az{n}" for z, n in zip("abc", (3, 1, 2), strict=True)}
+    )
     assert run("--region", "us-east-1", "--yes") == 0
     settings = load_settings(run.cdk_json)
     assert (settings.region, settings.availability_zones) == ("us-east-1", ("us-east-1b", "us-east-1c"))

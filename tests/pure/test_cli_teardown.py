@@ -86,7 +86,9 @@ def test_other_peoples_things_are_not_listed(account: Account) -> None:
     account.ec2.create_security_group(GroupName="theirs", Description="d", VpcId=other)
     moto_client("logs").create_log_group(logGroupName="/aws/eks/other-cluster/cluster")
     account.ec2.create_volume(
-        AvailabilityZone="us-west-2a", Size=5, TagSpecifications=_tags("volume", {**CLUSTER_TAG, "Key": CLUSTER_TAG["Key"] + "-2"})
+        AvailabilityZone="us-west-2a",
+        Size=5,
+        TagSpecifications=_tags("volume", {**CLUSTER_TAG, "Key": CLUSTER_TAG["Key"] + "-2"}),
     )
     assert account.check("--json") == 0
     assert json.loads(account.out)["left"] == []
@@ -111,7 +113,11 @@ def test_nat_gateway_and_its_address_cost_money(account: Account) -> None:
 
 def test_forgotten_node_costs_its_price(account: Account) -> None:
     account.ec2.run_instances(
-        ImageId="ami-12345678", InstanceType="g6.12xlarge", MinCount=1, MaxCount=1, TagSpecifications=_tags("instance", CLUSTER_TAG)
+        ImageId="ami-12345678",
+        InstanceType="g6.12xlarge",
+        MinCount=1,
+        MaxCount=1,
+        TagSpecifications=_tags("instance", CLUSTER_TAG),
     )
     item = account.left()["instance"]
     assert item["usd_per_month"] == pytest.approx(4.6016 * 730, rel=1e-3) and item["counts"]
@@ -119,7 +125,9 @@ def test_forgotten_node_costs_its_price(account: Account) -> None:
 
 def test_reservation_of_a_deleted_stack_costs_its_unused_slots(account: Account) -> None:
     stack = "arn:aws:cloudformation:us-west-2:111122223333:stack/EksRayTrainTraining/0a"
-    account.world.add_reservation(Tags=[{"Key": "eks-ray-train:stack-id", "Value": stack}], EndDate=account.world.now + timedelta(hours=1))
+    account.world.add_reservation(
+        Tags=[{"Key": "eks-ray-train:stack-id", "Value": stack}], EndDate=account.world.now + timedelta(hours=1)
+    )
     item = account.left()["capacity reservation"]
     assert item["usd_per_month"] == pytest.approx(2 * 4.6016 * 730, rel=1e-3)
     assert "ends by itself at 2026-11-29T13:00:00 UTC" in item["note"]
@@ -134,7 +142,9 @@ def test_ended_reservation_is_not_listed(account: Account) -> None:
 
 def test_load_balancer_of_a_service_is_found_by_its_tag_and_its_target_group_is_free(account: Account) -> None:
     vpc = account.ec2.describe_vpcs()["Vpcs"][0]["VpcId"]
-    subnets = [s["SubnetId"] for s in account.ec2.describe_subnets(Filters=[{"Name": "vpc-id", "Values": [vpc]}])["Subnets"]]
+    subnets = [
+        s["SubnetId"] for s in account.ec2.describe_subnets(Filters=[{"Name": "vpc-id", "Values": [vpc]}])["Subnets"]
+    ]
     elb = moto_client("elbv2")
     tags = [{"Key": "elbv2.k8s.aws/cluster", "Value": "eks-ray-train"}]
     elb.create_load_balancer(Name="k8s-ray", Subnets=subnets[:2], Tags=tags)
@@ -174,7 +184,9 @@ def test_interface_endpoint_in_our_vpc_costs_by_zone_and_a_gateway_endpoint_is_f
     vpc = account.vpc()
     subnet = account.subnet(vpc)
     service = f"com.amazonaws.{REGION}"
-    account.ec2.create_vpc_endpoint(VpcId=vpc, ServiceName=f"{service}.guardduty-data", VpcEndpointType="Interface", SubnetIds=[subnet])
+    account.ec2.create_vpc_endpoint(
+        VpcId=vpc, ServiceName=f"{service}.guardduty-data", VpcEndpointType="Interface", SubnetIds=[subnet]
+    )
     assert account.left()["VPC endpoint"]["usd_per_month"] == pytest.approx(7.3)
     account.ec2.create_vpc_endpoint(VpcId=vpc, ServiceName=f"{service}.s3", VpcEndpointType="Gateway")
     account.check("--json")
@@ -204,7 +216,10 @@ def test_log_groups_are_found_by_name_and_small_ones_do_not_count(account: Accou
 def _bucket(account: Account, *, keep: bool) -> None:
     """moto refuses what only CloudFormation may do, to write its own tags: the tagging service's answer is canned."""
     moto_client("s3").create_bucket(Bucket="checkpoints", CreateBucketConfiguration={"LocationConstraint": REGION})
-    tags = [{"Key": STACK_TAG["Key"], "Value": "EksRayTrainTraining"}, *([{"Key": "keep", "Value": "true"}] if keep else [])]
+    tags = [
+        {"Key": STACK_TAG["Key"], "Value": "EksRayTrainTraining"},
+        *([{"Key": "keep", "Value": "true"}] if keep else []),
+    ]
     found = {"ResourceTagMappingList": [{"ResourceARN": "arn:aws:s3:::checkpoints", "Tags": tags}]}
     account.session.extra["get_resources"] = found
     account.session.extra["describe_key"] = {"KeyMetadata": {"KeyId": "k", "KeyState": "PendingDeletion"}}
@@ -212,7 +227,9 @@ def _bucket(account: Account, *, keep: bool) -> None:
 
 def test_kept_bucket_is_listed_with_its_price_and_does_not_count(account: Account) -> None:
     _bucket(account, keep=True)
-    account.session.extra["get_metric_statistics"] = {"Datapoints": [{"Timestamp": account.world.now, "Average": 100e9}]}
+    account.session.extra["get_metric_statistics"] = {
+        "Datapoints": [{"Timestamp": account.world.now, "Average": 100e9}]
+    }
     assert account.check() == 0
     assert "kept on purpose (keep=true), not counted:" in account.out
     assert "$2.30/month  S3 bucket checkpoints (100.00 GB)" in account.out
@@ -250,7 +267,9 @@ def test_file_system_costs_by_size_and_throughput(account: Account) -> None:
         "LustreConfiguration": {"PerUnitStorageThroughput": 250},
         "Tags": [{"Key": STACK_TAG["Key"], "Value": "EksRayTrainTraining"}],
     }
-    account.session.extra["describe_file_systems"] = {"FileSystems": [system, {**system, "FileSystemId": "fs-2", "Tags": []}]}
+    account.session.extra["describe_file_systems"] = {
+        "FileSystems": [system, {**system, "FileSystemId": "fs-2", "Tags": []}]
+    }
     assert account.left()["FSx file system"]["usd_per_month"] == pytest.approx(252.0)
 
 

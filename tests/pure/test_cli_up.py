@@ -135,11 +135,22 @@ def test_region_without_capacity_is_taken_away_before_the_next_region(up: Up) ->
     assert load_settings(up.cdk_json).region == "us-east-2"
 
 
+def test_all_regions_are_those_that_the_account_has_enabled(up: Up) -> None:
+    up.oregon.quota["L-DB2E81BA"] = 0
+    up.cdk.change(bootstrapped=["us-east-2"])
+    assert up("up", "--all-regions", "--yes") == 0
+    assert [setting(c, "region") for c in up.cdk.calls] == ["us-east-2"]
+    assert "in us-west-2, us-east-2 …" in up.err, "home first, and none that is not enabled"
+
+
 def test_no_place_at_all_exits_5_with_the_table_and_leaves_nothing(up: Up) -> None:
     for zone in OREGON:
         up.cdk.refuse(zone)
     assert up("up", "--yes") == 5
-    assert "no place can start 2 x g6.12xlarge" in up.err and "No capacity for 2 x g6.12xlarge in us-west-2a now." in up.err
+    assert (
+        "no place can start 2 x g6.12xlarge" in up.err
+        and "No capacity for 2 x g6.12xlarge in us-west-2a now." in up.err
+    )
     assert all(zone in up.err for zone in OREGON)
     assert up.cdk.statuses() == {} and up.cdk.verbs()[-1] == "destroy"
     assert up.cdk_json.read_text() == CDK_JSON, "cdk.json says again what it said"
@@ -165,7 +176,7 @@ def test_quota_failure_at_deploy_stops_and_says_what_stands(up: Up) -> None:
 
 
 def test_other_failure_stops_with_cloudformations_reason(up: Up) -> None:
-    up.cdk.refuse("us-west-2a", stack=CLUSTER, reason="Resource handler returned message: \"role is not authorized\"")
+    up.cdk.refuse("us-west-2a", stack=CLUSTER, reason='Resource handler returned message: "role is not authorized"')
     assert up("up", "--yes") == 1
     assert up.cdk.verbs() == ["deploy"]
     assert "role is not authorized" in up.err and CLUSTER in up.err
@@ -181,7 +192,10 @@ def test_cdk_that_fails_before_cloudformation_stops(up: Up) -> None:
 def test_missing_bootstrap_is_done_first_and_its_failure_stops(up: Up) -> None:
     up.cdk.change(bootstrapped=[])
     assert up("up", "--yes") == 0
-    assert up.cdk.calls[0] == ["bootstrap", "aws://111122223333/us-west-2"] and up.cdk.verbs() == ["bootstrap", "deploy"]
+    assert up.cdk.calls[0] == ["bootstrap", "aws://111122223333/us-west-2"] and up.cdk.verbs() == [
+        "bootstrap",
+        "deploy",
+    ]
     up.cdk.change(bootstrapped=[], stacks={}, codes={"bootstrap": [1]}, calls=[])
     assert up("up", "--yes") == 1
     assert up.cdk.verbs() == ["bootstrap"] and "cdk bootstrap of 111122223333/us-west-2 ended with code 1" in up.err
@@ -295,7 +309,9 @@ def test_own_free_reservation_is_used_and_named_in_the_settings(up: Up) -> None:
 
 def test_hold_that_an_interrupted_deploy_made_is_no_reservation_of_the_users(up: Up) -> None:
     up.settings(capacity="hold")
-    tags = [{"Key": "eks-ray-train:stack-id", "Value": "arn:aws:cloudformation:us-west-2:1:stack/EksRayTrainTraining/0"}]
+    tags = [
+        {"Key": "eks-ray-train:stack-id", "Value": "arn:aws:cloudformation:us-west-2:1:stack/EksRayTrainTraining/0"}
+    ]
     up.oregon.add_reservation(zone_id="usw2-az1", Tags=tags)
     assert up("up", "--yes") == 0
     assert setting(up.cdk.calls[0], "capacity") is None and load_settings(up.cdk_json).capacity == "hold"

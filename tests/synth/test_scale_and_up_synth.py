@@ -32,7 +32,9 @@ def test_arm_key_is_a_parameter_that_reaches_limit_and_claim() -> None:
     assert ARM_KEY == stack_state.ARM_PARAMETER
     parameter = template.find_parameters(ARM_KEY)[ARM_KEY]
     assert parameter["Default"] == ""
-    assert re.fullmatch(parameter["AllowedPattern"], "2026-11-29T12:00:00Z") and re.fullmatch(parameter["AllowedPattern"], "")
+    assert re.fullmatch(parameter["AllowedPattern"], "2026-11-29T12:00:00Z") and re.fullmatch(
+        parameter["AllowedPattern"], ""
+    )
     for kind in ("Custom::SpendingLimit", "Custom::CapacityClaim"):
         template.has_resource_properties(kind, Match.object_like({"ArmKey": {"Ref": ARM_KEY}}))
 

@@ -38,7 +38,9 @@ class Attempts:
         self._before = CDK_JSON.read_text(encoding="utf-8")
         region = self.home
         while True:
-            place = self.search.next(region, uuid.uuid4().hex, lambda c: note(f"asking EC2 for the nodes in {c.zone} …"))
+            place = self.search.next(
+                region, uuid.uuid4().hex, lambda c: note(f"asking EC2 for the nodes in {c.zone} …")
+            )
             if place is not None:
                 region = place.region
                 if self._attempt(place):

@@ -25,7 +25,13 @@ _EXPIRED = frozenset(
     }
 )
 _DENIED = frozenset(
-    {"AccessDenied", "AccessDeniedException", "UnauthorizedOperation", "AuthorizationError", "Client.UnauthorizedOperation"}
+    {
+        "AccessDenied",
+        "AccessDeniedException",
+        "UnauthorizedOperation",
+        "AuthorizationError",
+        "Client.UnauthorizedOperation",
+    }
 )
 
 

@@ -98,7 +98,9 @@ class Deployment:
         ids = [
             r["PhysicalResourceId"]
             for r in found
-            if r["ResourceType"] == "AWS::EC2::Subnet" and r.get("PhysicalResourceId") and r["ResourceStatus"] != "DELETE_COMPLETE"
+            if r["ResourceType"] == "AWS::EC2::Subnet"
+            and r.get("PhysicalResourceId")
+            and r["ResourceStatus"] != "DELETE_COMPLETE"
         ]
         return _zones(self.session.client("ec2", region), SubnetIds=ids) if ids else ()
 
@@ -130,13 +132,19 @@ class Deployment:
         self.settle(region)
         return failures_since(self.cloudformation(region), seen)
 
-    def deploy_in_place(self, region: str, settings: Mapping[str, Any], stacks: Sequence[str] = ("--all",), **kwargs: Any) -> None:
+    def deploy_in_place(
+        self, region: str, settings: Mapping[str, Any], stacks: Sequence[str] = ("--all",), **kwargs: Any
+    ) -> None:
         """A deploy over standing stacks. Raises NoCapacityError (exit code 5) or EksRayTrainError with the reason."""
         failures = self.deploy(region, settings, stacks, **kwargs)
         if failures is not None:
-            raise self.explained(f"cdk deploy failed in {region}; CloudFormation restored what was there before", failures)
+            raise self.explained(
+                f"cdk deploy failed in {region}; CloudFormation restored what was there before", failures
+            )
 
-    def destroy(self, region: str, settings: Mapping[str, Any], stacks: Sequence[str] = ("--all",), *, exclusively: bool = False) -> None:
+    def destroy(
+        self, region: str, settings: Mapping[str, Any], stacks: Sequence[str] = ("--all",), *, exclusively: bool = False
+    ) -> None:
         """Runs ``cdk destroy``. Raises EksRayTrainError that names stack, resource, reason and the way on."""
         self.region = region
         seen = remember(self.cloudformation(region))

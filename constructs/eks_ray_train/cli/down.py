@@ -66,7 +66,11 @@ def take_away(args: argparse.Namespace, settings: Settings, deployment: Deployme
     problem = ""
     if states:
         keeps = settings.keep_storage and settings.storage != "none"
-        kept = "The checkpoint bucket is kept (keep_storage)." if keeps else "Storage goes too, with every checkpoint in it."
+        kept = (
+            "The checkpoint bucket is kept (keep_storage)."
+            if keeps
+            else "Storage goes too, with every checkpoint in it."
+        )
         agree(args, f"down destroys {', '.join(states)} in {region}. {kept}", refused="nothing was destroyed")
         try:
             deployment.destroy(region, {"region": region})
@@ -81,6 +85,11 @@ def take_away(args: argparse.Namespace, settings: Settings, deployment: Deployme
     out(args, "\n" + teardown.text(report))
     code = report.exit_code or (ExitCode.UNEXPECTED if problem else ExitCode.OK)
     if args.json:
-        document = {"region": region, "destroyed": sorted(states), "problem": problem or None, **teardown.document(report)}
+        document = {
+            "region": region,
+            "destroyed": sorted(states),
+            "problem": problem or None,
+            **teardown.document(report),
+        }
         print(json.dumps({**document, "exit_code": int(code)}))
     return int(code)

@@ -42,7 +42,9 @@ def add_parser(subparsers: argparse._SubParsersAction[Any]) -> None:
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--private", action="store_true", help="no access from outside: public_access_cidrs becomes empty")
+    parser.add_argument(
+        "--private", action="store_true", help="no access from outside: public_access_cidrs becomes empty"
+    )
     parser.add_argument("--region", metavar="R", help="region (default: cdk.json's, else yours)")
     parser.add_argument("--yes", action="store_true", help="write without asking")
     parser.add_argument("--json", action="store_true", help="one JSON document on stdout, human text on stderr")
@@ -64,7 +66,9 @@ def fetch_address() -> str:
         return bytes(answer.read(64)).decode("ascii", "replace").strip()
 
 
-def initialize(args: argparse.Namespace, *, session_of: Callable[[str | None], Session], fetch: Callable[[], str]) -> int:
+def initialize(
+    args: argparse.Namespace, *, session_of: Callable[[str | None], Session], fetch: Callable[[], str]
+) -> int:
     """The command with its clients given."""
     from eks_ray_train.cli.aws_session import aws_errors
     from eks_ray_train.cli.cdk_json import edit, replace_text
@@ -86,7 +90,9 @@ def initialize(args: argparse.Namespace, *, session_of: Callable[[str | None], S
     address = None if args.private else _address(fetch, settings)
     if args.private:
         updates["public_access_cidrs"] = []
-    elif address and not any(ipaddress.ip_address(address) in ipaddress.ip_network(c) for c in settings.public_access_cidrs):
+    elif address and not any(
+        ipaddress.ip_address(address) in ipaddress.ip_network(c) for c in settings.public_access_cidrs
+    ):
         updates["public_access_cidrs"] = [*settings.public_access_cidrs, f"{address}/32"]
     bootstrapped = _bootstrapped(session)
     changed = {key: value for key, value in updates.items() if block.get(key) != value}
@@ -100,9 +106,14 @@ def initialize(args: argparse.Namespace, *, session_of: Callable[[str | None], S
     if args.private:
         out(args, "private endpoint: submit and kubectl reach the cluster from inside the VPC or through a tunnel")
     if bootstrapped is False:
-        out(args, f"not bootstrapped: `eks-ray-train up` does it, or: cdk bootstrap aws://{caller.account}/{session.home}")
+        out(
+            args,
+            f"not bootstrapped: `eks-ray-train up` does it, or: cdk bootstrap aws://{caller.account}/{session.home}",
+        )
     if changed:
-        difference = difflib.unified_diff(before.splitlines(), after.splitlines(), "cdk.json", "cdk.json (new)", lineterm="", n=1)
+        difference = difflib.unified_diff(
+            before.splitlines(), after.splitlines(), "cdk.json", "cdk.json (new)", lineterm="", n=1
+        )
         out(args, "\n" + "\n".join(difference) + "\n")
         agree(args, "Write this into cdk.json?", refused="cdk.json is as it was")
         replace_text(CDK_JSON, after)
@@ -159,7 +170,9 @@ def _principal(session: Session, caller: Caller, settings: Settings) -> str | No
         who = f"a federated user ({caller.arn})"
     else:
         who = caller.arn
-    raise UsageError(f"{who} cannot administer an EKS cluster, which knows IAM roles and users only; use a role (aws sso login, or AWS_PROFILE=…)")
+    raise UsageError(
+        f"{who} cannot administer an EKS cluster, which knows IAM roles and users only; use a role (aws sso login, or AWS_PROFILE=…)"
+    )
 
 
 def _zones(session: Session, region: str) -> list[str]:

@@ -140,7 +140,11 @@ def look(session: Session, region: str, settings: Settings) -> Report:
     unknown: dict[str, str] = {}
     cluster = None if settings.existing_cluster else settings.cluster_name
     place = Place(session=session, region=region, cluster=cluster)
-    finders = (Finder(kind="stack", action="cloudformation:DescribeStacks", costs=False, find=_stacks), *EC2_FINDERS, *SERVICE_FINDERS)
+    finders = (
+        Finder(kind="stack", action="cloudformation:DescribeStacks", costs=False, find=_stacks),
+        *EC2_FINDERS,
+        *SERVICE_FINDERS,
+    )
     try:
         with aws_errors("ec2:DescribeVpcs"):
             place = Place(session=session, region=region, cluster=cluster, vpcs=vpcs_of(place))

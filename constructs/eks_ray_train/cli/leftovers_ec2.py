@@ -14,7 +14,15 @@ from .leftovers import HOURS_A_MONTH, NETWORK, STACK_TAG, Finder, Leftover, Plac
 # us-east-1 list prices (https://aws.amazon.com/ec2/pricing, /vpc/pricing, /ebs/pricing; not confirmed lately, not read at run time).
 ADDRESS_USD_PER_HOUR = 0.005
 ENDPOINT_USD_PER_HOUR = 0.01
-VOLUME_USD_PER_GB_MONTH = {"gp3": 0.08, "gp2": 0.10, "io1": 0.125, "io2": 0.125, "st1": 0.045, "sc1": 0.015, "standard": 0.05}
+VOLUME_USD_PER_GB_MONTH = {
+    "gp3": 0.08,
+    "gp2": 0.10,
+    "io1": 0.125,
+    "io2": 0.125,
+    "st1": 0.045,
+    "sc1": 0.015,
+    "standard": 0.05,
+}
 _SYSTEM_PRICES = {"m7i.xlarge": SYSTEM_NODE_USD_PER_HOUR}
 _LIVE = ("pending", "active", "assessing", "scheduled")
 _CLI_OWNER = "eks-ray-train-cli/"

@@ -49,7 +49,9 @@ def _chunks(things: list[str], size: int) -> Iterator[list[str]]:
     return (things[start : start + size] for start in range(0, len(things), size))
 
 
-def _tagged_elb(place: Place, operation: str, key: str, arn_key: str) -> Iterator[tuple[dict[str, Any], dict[str, str]]]:
+def _tagged_elb(
+    place: Place, operation: str, key: str, arn_key: str
+) -> Iterator[tuple[dict[str, Any], dict[str, str]]]:
     """ELBv2 things with their tags (20 a call)."""
     things = {thing[arn_key]: thing for thing in place.pages("elbv2", operation, key)}
     for batch in _chunks(list(things), 20):
@@ -71,7 +73,9 @@ def _balancers(place: Place) -> Iterator[Leftover]:
 
 
 def _classic_balancers(place: Place) -> Iterator[Leftover]:
-    found = {b["LoadBalancerName"]: b for b in place.pages("elb", "describe_load_balancers", "LoadBalancerDescriptions")}
+    found = {
+        b["LoadBalancerName"]: b for b in place.pages("elb", "describe_load_balancers", "LoadBalancerDescriptions")
+    }
     for batch in _chunks(list(found), 20):
         for entry in place.client("elb").describe_tags(LoadBalancerNames=batch)["TagDescriptions"]:
             name, tags = entry["LoadBalancerName"], tags_of(entry)
@@ -206,9 +210,24 @@ def _keys(place: Place) -> Iterable[Leftover]:
 
 SERVICE_FINDERS = (
     Finder(kind="EKS cluster", action="eks:DescribeCluster", costs=True, find=_cluster),
-    Finder(kind="load balancer", action="elasticloadbalancing:DescribeLoadBalancers and DescribeTags", costs=True, find=_balancers),
-    Finder(kind="classic load balancer", action="elasticloadbalancing:DescribeLoadBalancers and DescribeTags", costs=True, find=_classic_balancers),
-    Finder(kind="target group", action="elasticloadbalancing:DescribeTargetGroups and DescribeTags", costs=False, find=_target_groups),
+    Finder(
+        kind="load balancer",
+        action="elasticloadbalancing:DescribeLoadBalancers and DescribeTags",
+        costs=True,
+        find=_balancers,
+    ),
+    Finder(
+        kind="classic load balancer",
+        action="elasticloadbalancing:DescribeLoadBalancers and DescribeTags",
+        costs=True,
+        find=_classic_balancers,
+    ),
+    Finder(
+        kind="target group",
+        action="elasticloadbalancing:DescribeTargetGroups and DescribeTags",
+        costs=False,
+        find=_target_groups,
+    ),
     Finder(kind="log group", action="logs:DescribeLogGroups", costs=True, find=_log_groups),
     Finder(kind="S3 bucket", action="tag:GetResources and s3:ListBucket", costs=True, find=_buckets),
     Finder(kind="FSx file system", action="fsx:DescribeFileSystems", costs=True, find=_file_systems),

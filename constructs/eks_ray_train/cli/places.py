@@ -68,7 +68,9 @@ class Search:
         chosen = pool[0]
         self.candidates.remove(chosen)
         # What was proven a moment ago may be gone at the next turn.
-        self.candidates = [replace(c, verdict=Verdict.LIKELY) if c.verdict is Verdict.PROVEN else c for c in self.candidates]
+        self.candidates = [
+            replace(c, verdict=Verdict.LIKELY) if c.verdict is Verdict.PROVEN else c for c in self.candidates
+        ]
         return chosen
 
     def updates(self, place: Candidate) -> dict[str, Any]:
@@ -162,7 +164,9 @@ def _given(settings: Settings, account: Account, need: Need, regions: Sequence[s
         if found:
             raise NoCapacityError(describe_misfits(held.id, need, found))
         why = f"{held.id}: {'starts later' if not_started(held, aws.now()) else f'{held.available} free'}"
-        every = [Candidate(region=region, zone=z, verdict=Verdict.NOT_OFFERED, why="not the reservation's") for z in zones]
+        every = [
+            Candidate(region=region, zone=z, verdict=Verdict.NOT_OFFERED, why="not the reservation's") for z in zones
+        ]
         place = Candidate(region=region, zone=held.zone, verdict=Verdict.RESERVED, why=why)
         finding = RegionFinding(region=region, candidates=tuple(every))
         return Search(settings=settings, need=need, account=account, candidates=[place], findings=[finding])

@@ -43,7 +43,9 @@ def add_parser(subparsers: argparse._SubParsersAction[Any]) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("nodes", metavar="N", type=int, help=f"GPU nodes, 0 to {MAX_NODES}")
-    parser.add_argument("--hours", metavar="H", type=int, help="spending limit from now on, in hours (0: none; default: cdk.json's)")
+    parser.add_argument(
+        "--hours", metavar="H", type=int, help="spending limit from now on, in hours (0: none; default: cdk.json's)"
+    )
     parser.add_argument("--yes", action="store_true", help="do not ask before it costs money")
     parser.add_argument("--json", action="store_true", help="one JSON document on stdout, human text on stderr")
     parser.set_defaults(run=run)
@@ -81,7 +83,9 @@ def scale(args: argparse.Namespace, settings: Settings, deployment: Deployment, 
     outputs = deployment.states(region)[TRAINING].outputs
     names = outputs.get("ClusterName", ""), outputs.get("NodeGroupName", "")
     if not all(names):
-        raise ClusterNotReadyError(f"{TRAINING} has no outputs ClusterName and NodeGroupName; run `cdk deploy {TRAINING}` once")
+        raise ClusterNotReadyError(
+            f"{TRAINING} has no outputs ClusterName and NodeGroupName; run `cdk deploy {TRAINING}` once"
+        )
     if args.nodes == 0:
         _set_nodes(deployment, names, 0)
         return _finish(args, deployment, region, outputs)
@@ -141,7 +145,9 @@ def _set_nodes(deployment: Deployment, names: tuple[str, str], nodes: int) -> No
             except ClientError as error:
                 if error_code(error) != "ResourceNotFoundException":
                     raise
-                raise ClusterNotReadyError(f"EKS knows no node group {group} in cluster {cluster}; run `cdk deploy`") from None
+                raise ClusterNotReadyError(
+                    f"EKS knows no node group {group} in cluster {cluster}; run `cdk deploy`"
+                ) from None
         if found.get("desiredSize") == nodes and found.get("minSize", 0) <= nodes:
             return
         # The maximum stays, as the spending limit leaves it: a later `scale` is bounded by the template alone.
@@ -150,7 +156,9 @@ def _set_nodes(deployment: Deployment, names: tuple[str, str], nodes: int) -> No
             eks.update_nodegroup_config(clusterName=cluster, nodegroupName=group, scalingConfig=sizes)
     except EksRayTrainError as error:
         if "ResourceInUseException" in str(error):
-            raise ClusterNotReadyError(f"EKS still updates node group {group}; run the command again in some minutes") from None
+            raise ClusterNotReadyError(
+                f"EKS still updates node group {group}; run the command again in some minutes"
+            ) from None
         raise
     note(f"EKS: node group {group} goes from {found.get('desiredSize')} to {nodes} nodes")
 
@@ -162,9 +170,19 @@ def _finish(args: argparse.Namespace, deployment: Deployment, region: str, outpu
     if args.nodes:
         out(args, f"{args.nodes} GPU nodes in {outputs.get('GpuZone', region)}: {outputs.get('CapacityNote', '')}")
         if limit:
-            out(args, f"they go to zero at {limit} UTC; `eks-ray-train scale {args.nodes}` counts anew, `scale 0` stops earlier")
+            out(
+                args,
+                f"they go to zero at {limit} UTC; `eks-ray-train scale {args.nodes}` counts anew, `scale 0` stops earlier",
+            )
     else:
-        out(args, "the GPU nodes are drained and stopped within some minutes; network and cluster stay until `eks-ray-train down`")
+        out(
+            args,
+            "the GPU nodes are drained and stopped within some minutes; network and cluster stay until `eks-ray-train down`",
+        )
     if args.json:
-        print(json.dumps({"nodes": args.nodes, "region": region, "limit_at": limit or None, "outputs": outputs, "exit_code": 0}))
+        print(
+            json.dumps(
+                {"nodes": args.nodes, "region": region, "limit_at": limit or None, "outputs": outputs, "exit_code": 0}
+            )
+        )
     return int(ExitCode.OK)

@@ -46,8 +46,14 @@ class Failure:
 # The handler's own sentences (capacity/prove.py, probe.py, claim.py, check.py) and EC2's and EKS's codes inside them.
 # Quota first: a node group reports it under the same AsgInstanceLaunchFailures as a lack of capacity.
 _KINDS: tuple[tuple[Kind, re.Pattern[str]], ...] = (
-    (Kind.QUOTA, re.compile(r"VcpuLimitExceeded|InstanceLimitExceeded|quota is too small|vCPU capacity than your current", re.I)),
-    (Kind.RESERVATION, re.compile(r"Reservation cr-\w+ (cannot carry|does not exist)|InvalidCapacityReservation", re.I)),
+    (
+        Kind.QUOTA,
+        re.compile(r"VcpuLimitExceeded|InstanceLimitExceeded|quota is too small|vCPU capacity than your current", re.I),
+    ),
+    (
+        Kind.RESERVATION,
+        re.compile(r"Reservation cr-\w+ (cannot carry|does not exist)|InvalidCapacityReservation", re.I),
+    ),
     (
         Kind.CAPACITY,
         re.compile(

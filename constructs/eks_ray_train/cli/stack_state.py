@@ -107,7 +107,9 @@ def settle(
             return states
         text = ", ".join(map(str, moving))
         if waited >= patience_s:
-            raise EksRayTrainError(f"CloudFormation still works after {waited / 60:.0f} minutes ({text}); run the command again later")
+            raise EksRayTrainError(
+                f"CloudFormation still works after {waited / 60:.0f} minutes ({text}); run the command again later"
+            )
         if text != told:
             say(f"waiting for CloudFormation, which still works: {text}")
             told = text

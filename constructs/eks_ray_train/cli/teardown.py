@@ -101,4 +101,9 @@ def document(report: Report) -> dict[str, Any]:
             "remove": item.remove,
         }
 
-    return {"region": report.region, "left": [entry(i) for i in report.items], "unknown": dict(report.unknown), "blind": list(report.blind)}
+    return {
+        "region": report.region,
+        "left": [entry(i) for i in report.items],
+        "unknown": dict(report.unknown),
+        "blind": list(report.blind),
+    }

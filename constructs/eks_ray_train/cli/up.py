@@ -72,9 +72,13 @@ def deploy(args: argparse.Namespace, settings: Settings, named: list[str], deplo
         return _in_place(args, settings, home, deployment)
     regions = named or (_every_region(deployment) if args.all_regions else [home])
     if deployment.network_stands(home) and home not in regions:
-        raise UsageError(f"a network of this app stands in {home}, which --regions leaves out; run `eks-ray-train down` first")
+        raise UsageError(
+            f"a network of this app stands in {home}, which --regions leaves out; run `eks-ray-train down` first"
+        )
     if (settings.existing_cluster or settings.existing_vpc_id) and regions != [home]:
-        raise UsageError(f"the settings name an existing VPC or cluster, which is in {home}; leave --regions and --all-regions out")
+        raise UsageError(
+            f"the settings name an existing VPC or cluster, which is in {home}; leave --regions and --all-regions out"
+        )
     found = _search(settings, regions, deployment)
     found.network_stands = deployment.network_stands(home)
     if not found.promising:
@@ -142,7 +146,9 @@ def _agree(args: argparse.Namespace, settings: Settings, found: Search) -> None:
     out(args, f"\n{capacity_view.table(found.candidates)}\n")
     asks = settings.capacity in ("probe", "hold")
     first = f"First {best.region}, {best.zone} ({best.verdict}: {best.why})"
-    first += "; EC2 is asked for the nodes before each attempt, at most a minute of their price each time." if asks else "."
+    first += (
+        "; EC2 is asked for the nodes before each attempt, at most a minute of their price each time." if asks else "."
+    )
     agree(
         args,
         f"up deploys {found.need}: {price_line(settings, found.need.nodes)}. {limit_line(settings)} {first}",
