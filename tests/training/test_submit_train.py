@@ -43,7 +43,7 @@ def test_a_local_cluster_leaves_no_process_behind(sent: signal.Signals, code: in
     assert len(alive(told["processes"])) > 3
     process.send_signal(sent)
     assert process.wait(60) == code
-    give_up = time.monotonic() + 30
+    give_up = time.monotonic() + 90  # the dashboard takes a while to notice that its cluster has gone
     while alive(told["processes"]) and time.monotonic() < give_up:
         time.sleep(0.5)
     assert alive(told["processes"]) == []

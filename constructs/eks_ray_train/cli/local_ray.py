@@ -39,6 +39,8 @@ PATIENCE = {
     "RAY_raylet_start_wait_time_s": "200",
     "RAY_worker_register_timeout_seconds": "200",
     "RAY_agent_register_timeout_ms": "200000",
+    "RAY_health_check_timeout_ms": "60000",
+    "RAY_health_check_failure_threshold": "10",
 }
 DASHBOARD_DIED = "failed with the following error"
 # Ray's sockets lie in <folder>/session_<date>_<pid>/sockets/plasma_store; a Unix socket's path has at most 107 characters.
@@ -244,7 +246,9 @@ class LocalCluster:
         logs = node.folder / "session_latest" / "logs"
         for path in (node.log, *(logs / name for name in ("raylet.err", "gcs_server.err", "dashboard.log", "dashboard_agent.log"))):
             with contextlib.suppress(OSError):
-                content = path.read_text(encoding="utf-8", errors="replace").splitlines()[-lines:]
+                content = path.read_text(encoding="utf-8", errors="replace").splitlines()
+                # Of a crash the line that says why, not the stack below it; web requests say nothing here.
+                content = [line for line in content if "/ray/core/src/" not in line and "web_log.py" not in line][-lines:]
                 if content:
                     texts.append(f"--- end of {path.name} of {node.name}\n" + "\n".join(content))
         return "\n".join(texts)
