@@ -11,8 +11,8 @@ ARM_KEY = "ArmKey"
 def arm_key(scope: Construct) -> str:
     """Value (a token) of the parameter ``ArmKey`` of ``scope``'s stack; empty until somebody sets it.
 
-    A parameter and no setting: ``cdk deploy`` keeps a parameter's previous value, so that an ordinary deploy neither moves
-    the limit nor claims again. https://docs.aws.amazon.com/cdk/v2/guide/parameters.html
+    A parameter and no setting: ``cdk deploy`` keeps a parameter's previous value, so that an ordinary deploy neither
+    moves the limit nor claims again. https://docs.aws.amazon.com/cdk/v2/guide/parameters.html
     """
     parameter = CfnParameter(
         scope,
@@ -20,7 +20,7 @@ def arm_key(scope: Construct) -> str:
         type="String",
         default="",
         allowed_pattern="[0-9TZ:.-]{0,40}",
-        description="A new value claims capacity again and re-arms the spending limit; eks-ray-train scale sets the time of day",
+        description="A new value claims capacity again and re-arms the spending limit; set by eks-ray-train scale",
     )
     parameter.override_logical_id(ARM_KEY)
     return parameter.value_as_string

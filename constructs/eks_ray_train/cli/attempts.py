@@ -90,7 +90,8 @@ class Attempts:
                 error = no_place(self.search, self.tried)
                 raise NoCapacityError(f"{error}\n{self._what_stands(region)}")
             raise NoCapacityError(
-                f"{no_place(self.search, self.tried)}\n{others[0].region} may have them, but network and cluster stand in {region} "
+                f"{no_place(self.search, self.tried)}\n{others[0].region} may have them, but network and cluster "
+                f"stand in {region} "
                 f"from before: run `eks-ray-train down`, then `eks-ray-train up --regions {others[0].region}`"
             )
         if self.deployment.states(region):
@@ -105,7 +106,8 @@ class Attempts:
         if not states:
             return f"no stack stands in {region}; run `{self.deployment.again}` again once that is solved"
         return (
-            f"standing in {region}: {', '.join(map(str, states))}. They cost money: run `{self.deployment.again}` once that is solved, "
+            f"standing in {region}: {', '.join(map(str, states))}. They cost money: run `{self.deployment.again}` "
+            "once that is solved, "
             "or `eks-ray-train down`"
         )
 

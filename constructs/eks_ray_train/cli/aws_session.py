@@ -1,4 +1,4 @@
-"""The caller's AWS session for the commands that deploy: clients by region, who calls, and what an AWS error means to a user."""
+"""The caller's AWS session for the commands that deploy: clients, who calls, what an AWS error means to a user."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs the ``cdk`` command: its own progress shown through, one signal for one Ctrl-C, settings handed over by ``-c``."""
+"""Runs the ``cdk`` command: its progress shown through, one signal for one Ctrl-C, settings handed over by ``-c``."""
 
 from __future__ import annotations
 
@@ -77,7 +77,8 @@ def find_cdk(command: str | None = None, *, quiet_stdout: bool = False) -> Cdk:
     found = shutil.which(command or os.environ.get("EKS_RAY_TRAIN_CDK", "cdk"))
     if found is None:
         raise UsageError(
-            f"the {command or 'cdk'} command was not found; install the app's requirements-cdk.txt (it holds CDK and Node.js) and run "
+            f"the {command or 'cdk'} command was not found; install the app's requirements-cdk.txt (it holds CDK and "
+            "Node.js) and run "
             "inside that environment"
         )
     return Cdk(command=(found,), quiet_stdout=quiet_stdout)

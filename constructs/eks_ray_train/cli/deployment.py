@@ -1,4 +1,4 @@
-"""What ``up``, ``down`` and ``scale`` do to the stacks: deploy, destroy, wait, and tell the reason and the state when it fails."""
+"""What ``up``, ``down`` and ``scale`` do to the stacks: deploy, destroy, wait, and tell reason and state of a failure."""
 
 from __future__ import annotations
 
@@ -67,16 +67,18 @@ class Deployment:
             return True
         if state.status == "UPDATE_ROLLBACK_FAILED":
             raise EksRayTrainError(
-                f"{state} in {region}: {state.reason or 'its last update could not be undone'}; run `aws cloudformation "
+                f"{state} in {region}: {state.reason or 'its last update could not be undone'}; run `aws "
+                "cloudformation "
                 f"continue-update-rollback --stack-name {TRAINING} --region {region}`, then `{self.again}` again"
             )
         raise EksRayTrainError(
-            f"{state} in {region}: {state.reason or 'it is neither whole nor gone'}; run `cdk destroy {TRAINING} --exclusively` and "
+            f"{state} in {region}: {state.reason or 'it is neither whole nor gone'}; run `cdk destroy {TRAINING} "
+            "--exclusively` and "
             f"then `{self.again}` again, or `eks-ray-train down`"
         )
 
     def allowed_zones(self, settings: Settings) -> dict[str, tuple[str, ...]]:
-        """Zones to which a network limits the nodes, by region: one that stands, one that is given, or the zones set."""
+        """Zones to which a network limits the nodes, by region: of one that stands, or is given, or the zones set."""
         home = self.session.home
         if settings.existing_cluster:
             return {home: tuple(settings.existing_cluster["availability_zones"])}
@@ -115,7 +117,8 @@ class Deployment:
         code = self.cdk.bootstrap(account, region)
         if code:
             raise EksRayTrainError(
-                f"cdk bootstrap of {account}/{region} ended with code {code}, its message is above; it needs a role that may create "
+                f"cdk bootstrap of {account}/{region} ended with code {code}, its message is above; it needs a role "
+                "that may create "
                 "IAM roles, an S3 bucket and an ECR repository"
             )
         self._bootstrapped.add(region)
@@ -183,7 +186,8 @@ class Deployment:
         lines = ", ".join(map(str, states.values())) or "no stack"
         moving = " CloudFormation goes on by itself." if any(s.moving for s in states.values()) else ""
         note(
-            f"interrupted in {self.region}: {lines}.{moving} Run `{self.again}` to go on, or `eks-ray-train down` to take everything "
+            f"interrupted in {self.region}: {lines}.{moving} Run `{self.again}` to go on, or `eks-ray-train down` to "
+            "take everything "
             "away; what stands costs money until then"
         )
 

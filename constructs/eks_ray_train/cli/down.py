@@ -14,15 +14,16 @@ if TYPE_CHECKING:
     from eks_ray_train.settings import Settings
 
 EPILOG = """\
-what it does: waits for what CloudFormation still works on, `cdk destroy --all`, then `teardown check`. Storage is kept unless
-keep_storage is false: it is listed with its price and does not count. The destroy takes 20 to 40 minutes.
+what it does: waits for what CloudFormation still works on, `cdk destroy --all`, then `teardown check`. Storage is
+kept unless keep_storage is false: it is listed with its price and does not count. The destroy takes 20 to 40
+minutes.
 
 examples:
   eks-ray-train down             asks first
   eks-ray-train down --yes
 
-exit codes: 0 nothing that costs money is left, 7 something is, 1 the destroy stopped half-way or something could not be
-looked at, 2 wrong use, nobody agreed or no credentials, 130 interrupted
+exit codes: 0 nothing that costs money is left, 7 something is, 1 the destroy stopped half-way or something could
+not be looked at, 2 wrong use, nobody agreed or no credentials, 130 interrupted
 """
 
 

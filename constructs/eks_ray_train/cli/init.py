@@ -27,9 +27,10 @@ EPILOG = """\
 examples:
   eks-ray-train init                     your region, its zones, your IAM role, your address; asks before it writes
   eks-ray-train init --region us-east-2 --yes
-  eks-ray-train init --private           private endpoint only: submit then works from inside the VPC or through a tunnel
+  eks-ray-train init --private           private endpoint only: submit then works inside the VPC or through a tunnel
 
-exit codes: 0 good, 2 wrong use, nobody agreed, or credentials that cannot administer a cluster, 1 something was not answered
+exit codes: 0 good, 2 wrong use, nobody agreed, or credentials that cannot administer a cluster, 1 something was
+not answered
 """
 
 
@@ -38,7 +39,7 @@ def add_parser(subparsers: argparse._SubParsersAction[Any]) -> None:
     parser = subparsers.add_parser(
         "init",
         help="write region, zones, administrators and your address into cdk.json",
-        description="Writes region, availability_zones, admin_principals and public_access_cidrs into cdk.json, after showing the change.",
+        description="Writes region, zones, administrators and your address into cdk.json, after showing the change.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -159,7 +160,8 @@ def _principal(session: Session, caller: Caller, settings: Settings) -> str | No
                 note(f"{text}; admin_principals stays as it is")
                 return None
             raise EksRayTrainError(
-                f"{text}; allow iam:GetRole on it, or put its ARN into admin_principals of cdk.json yourself (IAM's console shows "
+                f"{text}; allow iam:GetRole on it, or put its ARN into admin_principals of cdk.json yourself (IAM's "
+                "console shows "
                 "it; an SSO role's has a path) and run init again"
             ) from None
     if re.fullmatch(r"arn:[\w-]+:iam::\d{12}:user/.+", caller.arn):
@@ -171,19 +173,21 @@ def _principal(session: Session, caller: Caller, settings: Settings) -> str | No
     else:
         who = caller.arn
     raise UsageError(
-        f"{who} cannot administer an EKS cluster, which knows IAM roles and users only; use a role (aws sso login, or AWS_PROFILE=…)"
+        f"{who} cannot administer an EKS cluster, which knows IAM roles and users only; use a role (aws sso login, or "
+        "AWS_PROFILE=…)"
     )
 
 
 def _zones(session: Session, region: str) -> list[str]:
-    """Names of the region's availability zones in which EKS accepts subnets. Raises EksRayTrainError for fewer than two."""
+    """Names of the region's availability zones in which EKS accepts subnets; EksRayTrainError for fewer than two."""
     from eks_ray_train.capacity.aws import Aws
     from eks_ray_train.capacity.offers import availability_zones
 
     zones = [z.name for z in availability_zones(Aws(ec2=session.client("ec2", region))) if not z.excluded]
     if len(zones) < 2:
         raise EksRayTrainError(
-            f"EKS needs two availability zones, {region} has {len(zones)} for this account ({', '.join(zones) or 'none'}); "
+            f"EKS needs two availability zones, {region} has {len(zones)} for this account "
+            f"({', '.join(zones) or 'none'}); "
             "choose another with --region"
         )
     return zones
@@ -218,7 +222,8 @@ def _address(fetch: Callable[[], str], settings: Settings) -> str | None:
             note(f"{text}; public_access_cidrs stays as it is")
             return None
         raise EksRayTrainError(
-            f"{text}; run init --private, or put your address as /32 into public_access_cidrs of cdk.json and run init again"
+            f"{text}; run init --private, or put your address as /32 into public_access_cidrs of cdk.json and run "
+            "init again"
         ) from None
 
 

@@ -24,8 +24,8 @@ _THREADS = 8
 
 @dataclass(frozen=True, kw_only=True)
 class Leftover:
-    """One thing that exists. ``usd_per_month``: us-east-1 list price, 0 for what is free, None where it costs but how much is
-    not known. ``remove``: the command that takes it away. ``keep``: tagged ``keep=true``."""
+    """One thing that exists. ``usd_per_month``: us-east-1 list price, 0 for what is free, None where it costs but how
+    much is not known. ``remove``: the command that takes it away. ``keep``: tagged ``keep=true``."""
 
     kind: str
     id: str
@@ -55,8 +55,8 @@ class Report:
 
     @property
     def exit_code(self) -> ExitCode:
-        """7 where something costs money; 1 where a kind that can cost money could not be looked at (not the same as nothing
-        being left); else 0."""
+        """7 where something costs money; 1 where a kind that can cost money could not be looked at (not the same as
+        nothing being left); else 0."""
         if self.costing:
             return ExitCode.LEFT_BEHIND
         return ExitCode.UNEXPECTED if self.blind else ExitCode.OK
@@ -64,7 +64,7 @@ class Report:
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """Where to look and by what marks: ``cluster`` is None where the cluster is another team's, whose things are not ours."""
+    """Where to look and by what marks: ``cluster`` is None where the cluster is another team's."""
 
     session: Session
     region: str
@@ -89,7 +89,7 @@ class Place:
         )
 
     def queries(self, *, by_vpc: bool = False) -> list[list[dict[str, Any]]]:
-        """EC2 filters, one list a call: EC2 joins the filters of a call with AND, and any one of these marks is enough."""
+        """EC2 filters, one list a call: EC2 joins a call's filters with AND, and any one of these marks is enough."""
         found: list[list[dict[str, Any]]] = [[{"Name": f"tag:{STACK_TAG}", "Values": list(STACKS)}]]
         if self.cluster:
             found.append([{"Name": "tag-key", "Values": [f"kubernetes.io/cluster/{self.cluster}"]}])
@@ -107,7 +107,8 @@ class Place:
         return list(found.values())
 
 
-# On interfaces (VPC CNI), load balancers (AWS Load Balancer Controller), security groups and instances (EKS), volumes (EBS CSI).
+# On interfaces (VPC CNI), load balancers (AWS Load Balancer Controller), security groups and instances (EKS), volumes
+# (EBS CSI).
 CLUSTER_TAGS = (
     "cluster.k8s.amazonaws.com/name",
     "elbv2.k8s.aws/cluster",

@@ -1,4 +1,4 @@
-"""Left in EC2: nodes, reservations, gateways, addresses, volumes, endpoints; and what is free but blocks a VPC's deletion."""
+"""Left in EC2: nodes, reservations, gateways, addresses, volumes, endpoints; and what blocks a VPC's deletion."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from eks_ray_train.plan.cost import NAT_USD_PER_HOUR, SYSTEM_NODE_USD_PER_HOUR
 
 from .leftovers import HOURS_A_MONTH, NETWORK, STACK_TAG, Finder, Leftover, Place, is_kept, tags_of
 
-# us-east-1 list prices (https://aws.amazon.com/ec2/pricing, /vpc/pricing, /ebs/pricing; not confirmed lately, not read at run time).
+# us-east-1 list prices (https://aws.amazon.com/ec2/pricing, /vpc/pricing, /ebs/pricing; not confirmed lately, not read
+# at run time).
 ADDRESS_USD_PER_HOUR = 0.005
 ENDPOINT_USD_PER_HOUR = 0.01
 VOLUME_USD_PER_GB_MONTH = {

@@ -1,4 +1,4 @@
-"""Left in other services: the cluster, load balancers with their target groups, log groups, buckets, file systems, keys."""
+"""Left in other services: the cluster, load balancers and target groups, logs, buckets, file systems, keys."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from .aws_session import error_code, is_absent
 from .leftovers import HOURS_A_MONTH, STACK_TAG, Finder, Leftover, Place, is_kept, tags_of
 from .stack_state import STACKS
 
-# us-east-1 list prices without traffic and requests (the services' pricing pages; not confirmed lately, not read at run time).
+# us-east-1 list prices without traffic and requests (the services' pricing pages; not confirmed lately, not read at run
+# time).
 BALANCER_USD_PER_HOUR = 0.0225
 CLASSIC_BALANCER_USD_PER_HOUR = 0.025
 LOG_USD_PER_GB_MONTH = 0.03

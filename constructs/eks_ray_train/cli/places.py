@@ -1,4 +1,4 @@
-"""Where ``up`` may deploy: the ranked search, limited to what the settings allow, and what each choice changes in them."""
+"""Where ``up`` may deploy: the ranked search, limited to what the settings allow, and what each choice changes."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ class Search:
     def next(self, region: str | None, request_id: str, on_try: Callable[[Candidate], None]) -> Candidate | None:
         """The best place left, in ``region`` where one is given; taken off the list. None where there is none.
 
-        With capacity ``probe`` or ``hold``, EC2 is asked for the nodes first, place by place, so that a place without capacity
-        costs seconds and not a deploy. Places it refused are no longer promising.
+        With capacity ``probe`` or ``hold``, EC2 is asked for the nodes first, place by place, so that a place without
+        capacity costs seconds and not a deploy. Places it refused are no longer promising.
         """
         pool = [c for c in self.promising if region is None or c.region == region]
         if not pool:
@@ -74,8 +74,8 @@ class Search:
         return chosen
 
     def updates(self, place: Candidate) -> dict[str, Any]:
-        """Settings that deploy into ``place``; the list of zones is the same for every place of a region, since another order or
-        number would replace the network's subnets."""
+        """Settings that deploy into ``place``; the list of zones is the same for every place of a region, since another
+        order or number would replace the network's subnets."""
         assert place.zone is not None
         found = settings_for(place, [place, *self._others(place)], self.need)
         updates: dict[str, Any] = {
@@ -129,13 +129,13 @@ def search(
 
 
 def _key(c: Candidate, regions: Sequence[str]) -> tuple[int, float, int, int]:
-    """The ranking's order, but where all else is equal the region named first comes first, and its zones stay together."""
+    """The ranking's order; where all else is equal, the region named first comes first and its zones stay together."""
     price = float("inf") if c.usd_per_hour is None else c.usd_per_hour
     return list(Verdict).index(c.verdict), price, -(c.spot_score or 0), list(regions).index(c.region)
 
 
 def _own(candidate: Candidate, settings: Settings) -> Candidate:
-    """A hold that the stack itself made (an interrupted deploy's) is no reservation of the user's; capacity ``none`` uses none."""
+    """A hold that the stack itself made (an interrupted deploy's) is no reservation of the user's."""
     held = candidate.reservation
     if held is None or (TAG_STACK not in held.tags and settings.capacity != "none"):
         return candidate

@@ -1,4 +1,4 @@
-"""``eks-ray-train scale N``: the number of GPU nodes, with capacity claimed again and the spending limit armed again."""
+"""``eks-ray-train scale N``: the number of GPU nodes; capacity is claimed and the spending limit armed again."""
 
 from __future__ import annotations
 
@@ -18,18 +18,20 @@ if TYPE_CHECKING:
 MAX_NODES = 450  # of one managed node group: https://docs.aws.amazon.com/eks/latest/userguide/service-quotas.html
 
 EPILOG = """\
-scale N (N > 0) deploys the training stack with N nodes: the capacity claim asks EC2 again (only for the nodes it lacks, in the
-zone where nodes run), the spending limit counts anew from now, and the node group gets N nodes, also after the limit or
-`scale 0` took them away. cdk.json then says N (and H). Where EC2 has no capacity, everything stays as it was: exit code 5.
-scale 0 tells EKS directly to drain and stop the GPU nodes, which takes seconds to start and needs no deploy. Network and
-cluster stay (about $0.35 an hour); `eks-ray-train down` takes them away. cdk.json keeps its number of nodes.
+scale N (N > 0) deploys the training stack with N nodes: the capacity claim asks EC2 again (only for the nodes it
+lacks, in the zone where nodes run), the spending limit counts anew from now, and the node group gets N nodes,
+also after the limit or `scale 0` took them away. cdk.json then says N (and H). Where EC2 has no capacity,
+everything stays as it was: exit code 5. scale 0 tells EKS directly to drain and stop the GPU nodes, which takes
+seconds to start and needs no deploy. Network and cluster stay (about $0.35 an hour); `eks-ray-train down` takes
+them away. cdk.json keeps its number of nodes.
 
 examples:
   eks-ray-train scale 4               four nodes; limit counted anew with the same max_hours
   eks-ray-train scale 2 --hours 6     two nodes for six hours
   eks-ray-train scale 0               stop paying for the GPU nodes
 
-exit codes: 0 good, 5 no capacity or quota, 6 nothing is deployed, 2 wrong use or nobody agreed, 1 another failure, 130 interrupted
+exit codes: 0 good, 5 no capacity or quota, 6 nothing is deployed, 2 wrong use or nobody agreed, 1 another
+failure, 130 interrupted
 """
 
 
@@ -113,7 +115,8 @@ def _up_to(
     wanted = replace(settings, **updates)
     agree(
         args,
-        f"scale sets the GPU nodes to {args.nodes} x {settings.gpu_instance_type}: {price_line(wanted, args.nodes)}. {limit_line(wanted)}",
+        f"scale sets the GPU nodes to {args.nodes} x {settings.gpu_instance_type}: {price_line(wanted, args.nodes)}. "
+        f"{limit_line(wanted)}",
         refused="nothing was changed",
     )
     # Colons and all: the parameter's pattern takes them, and a person can read it in the console.
@@ -122,7 +125,8 @@ def _up_to(
     for key, (old, new) in write_settings(Path("cdk.json"), updates).items():
         note(f"cdk.json: {key}: {json.dumps(old)} -> {json.dumps(new)}")
     outputs = deployment.states(region)[TRAINING].outputs
-    # A new node group has a new name; and CloudFormation leaves a group alone whose own properties did not change, though the
+    # A new node group has a new name; and CloudFormation leaves a group alone whose own properties did not change,
+    # though the
     # limit or `scale 0` took its nodes away.
     names = outputs.get("ClusterName", names[0]), outputs.get("NodeGroupName", names[1])
     if not outputs.get("CapacityNote", "").startswith("the Capacity Block starts at"):
@@ -172,12 +176,14 @@ def _finish(args: argparse.Namespace, deployment: Deployment, region: str, outpu
         if limit:
             out(
                 args,
-                f"they go to zero at {limit} UTC; `eks-ray-train scale {args.nodes}` counts anew, `scale 0` stops earlier",
+                f"they go to zero at {limit} UTC; `eks-ray-train scale {args.nodes}` counts anew, `scale 0` stops "
+                "earlier",
             )
     else:
         out(
             args,
-            "the GPU nodes are drained and stopped within some minutes; network and cluster stay until `eks-ray-train down`",
+            "the GPU nodes are drained and stopped within some minutes; network and cluster stay until `eks-ray-train "
+            "down`",
         )
     if args.json:
         print(

@@ -27,7 +27,9 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Failure:
-    """One failing resource: ``stack`` and ``resource`` (logical id), ``type``, ``status`` and CloudFormation's ``reason``."""
+    """One failing resource: ``stack`` and ``resource`` (logical id), ``type``, ``status`` and CloudFormation's
+    ``reason``.
+    """
 
     stack: str
     resource: str
@@ -57,8 +59,10 @@ _KINDS: tuple[tuple[Kind, re.Pattern[str]], ...] = (
     (
         Kind.CAPACITY,
         re.compile(
-            r"InsufficientInstanceCapacity|InsufficientCapacity|ReservationCapacityExceeded|do not have sufficient .{1,60} capacity"
-            r"|No capacity for \d|is not offered in|UnsupportedAvailabilityZone|not supported in your requested Availability Zone",
+            r"InsufficientInstanceCapacity|InsufficientCapacity|ReservationCapacityExceeded|do not have sufficient "
+            r".{1,60} capacity"
+            r"|No capacity for \d|is not offered in|UnsupportedAvailabilityZone|not supported in your requested "
+            r"Availability Zone",
             re.I | re.S,
         ),
     ),
@@ -133,12 +137,15 @@ def show(failures: Sequence[Failure]) -> str:
     return "\n".join(f"  {line}" for line in lines)
 
 
-# What a destroy stumbles over, and the way on. https://docs.aws.amazon.com/AWSCloudFormation/latest/UserGuide/troubleshooting.html
+# What a destroy stumbles over, and the way on.
+# https://docs.aws.amazon.com/AWSCloudFormation/latest/UserGuide/troubleshooting.html
 _DESTROY_HINTS: tuple[tuple[re.Pattern[str], str], ...] = (
     (
         re.compile(r"dependent object|DependencyViolation|has dependencies|in use|mapped public address", re.I),
-        "something that CloudFormation does not know still uses it: network interfaces of Lambda functions go by themselves within "
-        "20 to 40 minutes, load balancers made by a Service or Ingress must be deleted; `eks-ray-train teardown check` names them; "
+        "something that CloudFormation does not know still uses it: network interfaces of Lambda functions go by "
+        "themselves within "
+        "20 to 40 minutes, load balancers made by a Service or Ingress must be deleted; `eks-ray-train teardown "
+        "check` names them; "
         "then run `eks-ray-train down` again",
     ),
     (
@@ -160,8 +167,10 @@ _DESTROY_HINTS: tuple[tuple[re.Pattern[str], str], ...] = (
     ),
     (
         re.compile(r"timed? ?out|did not (stabilize|respond)|failed to stabilize", re.I),
-        "it took too long, often because a Ray resource waits for its operator: run `eks-ray-train down` again; where it fails at "
-        "the same resource, delete the stack with `aws cloudformation delete-stack --retain-resources` for that resource",
+        "it took too long, often because a Ray resource waits for its operator: run `eks-ray-train down` again; where "
+        "it fails at "
+        "the same resource, delete the stack with `aws cloudformation delete-stack --retain-resources` for that "
+        "resource",
     ),
 )
 

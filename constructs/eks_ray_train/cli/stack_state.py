@@ -118,7 +118,7 @@ def settle(
 
 
 def is_bootstrapped(session: Any, region: str) -> bool:
-    """Whether ``cdk bootstrap`` was run in ``region``: by its parameter, else (no permission to read it) by its stack."""
+    """Whether ``cdk bootstrap`` was run in ``region``: by its parameter, else (not readable) by its stack."""
     from botocore.exceptions import ClientError
 
     from .aws_session import is_absent, is_denied

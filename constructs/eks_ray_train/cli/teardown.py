@@ -11,12 +11,12 @@ if TYPE_CHECKING:
     from eks_ray_train.cli.leftovers import Leftover, Report
 
 EPILOG = """\
-Looks by CloudFormation's tag, by the tags that EKS and its controllers put on what they make, inside the app's own VPC, and at
-known names. What is tagged keep=true is listed with its price and does not count; neither does what costs less than a cent a
-month. A kind that may not be read is named with the missing permission.
+Looks by CloudFormation's tag, by the tags that EKS and its controllers put on what they make, inside the app's
+own VPC, and at known names. What is tagged keep=true is listed with its price and does not count; neither does
+what costs less than a cent a month. A kind that may not be read is named with the missing permission.
 
-exit codes: 0 nothing that costs money is left, 7 something is, 1 nothing was found but a kind that can cost money could not be
-looked at, 2 wrong use or no credentials
+exit codes: 0 nothing that costs money is left, 7 something is, 1 nothing was found but a kind that can cost money
+could not be looked at, 2 wrong use or no credentials
 """
 
 

@@ -1,4 +1,6 @@
-"""``eks-ray-train up``: finds capacity, bootstraps where needed, deploys in the best place, goes on to the next where it must."""
+"""``eks-ray-train up``: finds capacity, bootstraps where needed, deploys in the best place, goes on to the next where
+it must.
+"""
 
 from __future__ import annotations
 
@@ -15,16 +17,18 @@ if TYPE_CHECKING:
     from eks_ray_train.settings import Settings
 
 EPILOG = """\
-what it does: `capacity find`, `cdk bootstrap` where missing, `cdk deploy --all` in the best place. Where the deploy fails for
-lack of capacity, only the training stack is taken away and the region's next zone is tried, then the next region of
---regions. Any other failure stops, with CloudFormation's reason. The place is written into cdk.json before anything is made,
-so that a second run goes on where the first was interrupted, and `down` finds it.
+what it does: `capacity find`, `cdk bootstrap` where missing, `cdk deploy --all` in the best place. Where the
+deploy fails for lack of capacity, only the training stack is taken away and the region's next zone is tried, then
+the next region of --regions. Any other failure stops, with CloudFormation's reason. The place is written into
+cdk.json before anything is made, so that a second run goes on where the first was interrupted, and `down` finds
+it.
 
 examples:
   eks-ray-train up                                  cdk.json's region, else yours; asks before it costs money
   eks-ray-train up --regions us-east-2,us-west-2 --yes
 
-exit codes: 0 deployed, 5 no capacity or quota, 2 wrong use, nobody agreed or no credentials, 1 another failure, 130 interrupted
+exit codes: 0 deployed, 5 no capacity or quota, 2 wrong use, nobody agreed or no credentials, 1 another failure,
+130 interrupted
 """
 
 
@@ -135,7 +139,8 @@ def price_line(settings: Settings, nodes: int) -> str:
 def limit_line(settings: Settings) -> str:
     if not settings.max_hours:
         return "There is no spending limit (max_hours is 0)."
-    return f"The GPU nodes go to zero {settings.max_hours} hours after the deploy (max_hours); the rest stays until `eks-ray-train down`."
+    limit = f"The GPU nodes go to zero {settings.max_hours} hours after the deploy (max_hours)"
+    return f"{limit}; the rest stays until `eks-ray-train down`."
 
 
 def _agree(args: argparse.Namespace, settings: Settings, found: Search) -> None:
@@ -163,7 +168,8 @@ def _in_place(args: argparse.Namespace, settings: Settings, region: str, deploym
     nodes = settings.gpu_node_count
     agree(
         args,
-        f"The training stack stands in {region}: up deploys what changed since, in place: {price_line(settings, nodes)}.",
+        f"The training stack stands in {region}: up deploys what changed since, in place: "
+        f"{price_line(settings, nodes)}.",
         refused="nothing was deployed",
     )
     deployment.bootstrap(region)
