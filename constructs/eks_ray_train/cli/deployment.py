@@ -1,4 +1,4 @@
-"""What ``up``, ``down`` and ``scale`` do to the stacks: deploy, destroy, wait, and tell reason and state of a failure."""
+"""What ``up``, ``down`` and ``scale`` do to the stacks: deploy, destroy, wait, tell why something failed."""
 
 from __future__ import annotations
 

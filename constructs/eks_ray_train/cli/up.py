@@ -1,6 +1,4 @@
-"""``eks-ray-train up``: finds capacity, bootstraps where needed, deploys in the best place, goes on to the next where
-it must.
-"""
+"""``eks-ray-train up``: finds capacity, bootstraps where needed, deploys in the best place, else the next."""
 
 from __future__ import annotations
 
