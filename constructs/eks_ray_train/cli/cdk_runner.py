@@ -61,12 +61,19 @@ class Cdk:
                 stdin=subprocess.DEVNULL,
                 stdout=sys.stderr.fileno() if self.quiet_stdout else None,
                 process_group=0,
+                preexec_fn=_ignore_interrupt,
             )
             relay.attach(child)
             code = child.wait()
         if relay.seen:
             raise Interrupted(f"cdk {words[0]} was interrupted")
         return code
+
+
+def _ignore_interrupt() -> None:
+    """For the child: PyPI's ``cdk`` is a Python wrapper that would answer SIGINT with a traceback. Node.js sets every signal
+    back to its default when it starts, so that the CDK itself still ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def find_cdk(command: str | None = None, *, quiet_stdout: bool = False) -> Cdk:
