@@ -40,6 +40,7 @@ class RunRequest:
     env: dict[str, str] = field(default_factory=dict)
     runtime_env: dict[str, Any] = field(default_factory=dict)
     timeout_s: float | None = None
+    script: str = "train.py"
 
     def nodes(self, target: Target) -> int | None:
         """GPU nodes that this run uses: the declared ones, fewer where ``--num_workers`` fills fewer. None: not known."""
@@ -126,12 +127,12 @@ def submit_run(target: Target, request: RunRequest, *, submission_id: str, tell:
     user = {**request.runtime_env.get("env_vars", {}), **request.env}
     env = build_env(user=user, expect=expect, allow_tcp=request.allow_tcp, gate=request.gate)
     runtime_env: dict[str, Any] = {**request.runtime_env, "env_vars": env}
-    script = "train.py"
+    script = request.script
     if request.package is None:
         from eks_ray_train.manifests.names import JOB_DIR
         from eks_ray_train.manifests.ray_job import DEPLOYED_CODE_ENV
 
-        script = f"{JOB_DIR}/train.py"
+        script = f"{JOB_DIR}/{request.script}"
         env.update({name: value for name, value in DEPLOYED_CODE_ENV.items() if name not in user})
     else:
         sent = target.client.upload(request.package)

@@ -105,11 +105,11 @@ def run(args: argparse.Namespace) -> int:
         submission_id = new_submission_id()
         if request.timeout_s is not None:
             request = replace(request, timeout_s=max(1.0, request.timeout_s - wait.waited_s))
-        _mark(target.mark_busy, submission_id)
+        mark(target.mark_busy, submission_id)
         try:
             submit_run(target, request, submission_id=submission_id, tell=sys.stderr)
         except BaseException:
-            _mark(target.clear_busy, submission_id)  # a run that never was must not keep anybody from updating the cluster
+            mark(target.clear_busy, submission_id)  # a run that never was must not keep anybody from updating the cluster
             raise
         if not args.follow:
             print(f"follow it: eks-ray-train logs {submission_id} --follow; stop it: eks-ray-train stop {submission_id}", file=sys.stderr)
@@ -123,10 +123,10 @@ def run(args: argparse.Namespace) -> int:
         try:
             result = follow_run(target, request, submission_id=submission_id, view=view, judge=judge)
         except JobFailedError:
-            _mark(target.clear_busy, submission_id)  # vanished: no run is left that the mark could protect
+            mark(target.clear_busy, submission_id)  # vanished: no run is left that the mark could protect
             raise
         if not result.detached:
-            _mark(target.clear_busy, submission_id)
+            mark(target.clear_busy, submission_id)
     tell_result(result, sys.stderr)
     if args.junit and result.verdict is not None:
         write_junit(result, args.junit)
@@ -140,7 +140,7 @@ def run(args: argparse.Namespace) -> int:
     return int(result.exit_code)
 
 
-def _mark(how: Callable[[str], None], submission_id: str) -> None:
+def mark(how: Callable[[str], None], submission_id: str) -> None:
     """The mark protects a run from updates; not being allowed to set it is no reason to refuse the run."""
     from eks_ray_train.errors import EksRayTrainError
 

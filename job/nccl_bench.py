@@ -1,0 +1,170 @@
+"""Bandwidth between the ranks by message size, through torch.distributed inside Ray Train: ``python nccl_bench.py`` (see ``--help``).
+
+All-reduce of fp32 tensors; each ``bandwidth`` event holds the seconds of one operation, once a repetition, the slowest rank's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Sequence
+from typing import Any
+
+from fsdp_job.config import JobConfig
+from fsdp_job.driver import ENVIRONMENT, Ending, first_cause
+from fsdp_job.errors import EXIT_FAILED, EXIT_OK, JobError, JobUsageError
+
+CPU_MAX_BYTES = 16 * 2**20
+
+
+def parse(argv: Sequence[str]) -> argparse.Namespace:
+    """The flags; raises JobUsageError."""
+    parser = argparse.ArgumentParser(prog="nccl_bench.py", description=__doc__, exit_on_error=False)
+    parser.add_argument("--min-bytes", type=int, default=8 * 2**10, help="smallest message (default: 8 KiB)")
+    parser.add_argument("--max-bytes", type=int, help="largest message (default: 1 GiB on GPUs, 16 MiB on CPUs)")
+    parser.add_argument("--factor", type=int, default=4, help="each size is so many times the one before (default: 4)")
+    parser.add_argument("--iterations", type=int, default=20, help="operations a repetition (default: 20)")
+    parser.add_argument("--warm-up", type=int, default=5, help="operations before, not counted (default: 5)")
+    parser.add_argument("--repeat", type=int, default=5, help="repetitions of each size (default: 5)")
+    parser.add_argument("--num-workers", type=int, help="ranks (default: all GPUs; without GPUs one per node)")
+    parser.add_argument("--wait-seconds", type=float, default=1800.0, help="how long to wait for all GPUs to join")
+    try:
+        args, unknown = parser.parse_known_args(argv)
+    except argparse.ArgumentError as error:
+        raise JobUsageError(str(error)) from None
+    if unknown:
+        raise JobUsageError(f"unknown flag {unknown[0]}; see python nccl_bench.py --help")
+    small = [name for name in ("min_bytes", "iterations", "repeat") if getattr(args, name) < 1]
+    if small or args.factor < 2 or args.warm_up < 0 or (args.max_bytes or args.min_bytes) < args.min_bytes:
+        raise JobUsageError("sizes and counts must be positive, --factor at least 2, --max-bytes not below --min-bytes")
+    return args
+
+
+def sizes(low: int, high: int, factor: int) -> list[int]:
+    """Message sizes in bytes, multiples of 4, ``high`` the last one."""
+    found = []
+    size = max(4, low // 4 * 4)
+    while size < high:
+        found.append(size)
+        size *= factor
+    return [*found, max(4, high // 4 * 4)]
+
+
+def bench_worker(settings: dict[str, Any]) -> None:
+    """One rank. Its ``transport`` event goes out on every ending."""
+    import torch
+    import torch.distributed as dist
+
+    from fsdp_job.ranks import from_ray
+    from fsdp_job.sink import ActorSink
+    from fsdp_job.transport import Evidence
+
+    ranks, sink = from_ray(), ActorSink(settings["sink"])
+    evidence = Evidence(rank=ranks.rank, node=ranks.node, local_rank=ranks.local_rank, world_size=ranks.world_size)
+    on_gpu = ranks.device.type == "cuda"
+    try:
+        if ranks.is_first:
+            device = torch.cuda.get_device_name(ranks.device) if on_gpu else "cpu"
+            sink.emit(
+                "config", world_size=ranks.world_size, nodes=ranks.num_nodes, device=device, backend=dist.get_backend(), torch=torch.__version__
+            )
+        for size in settings["sizes"]:
+            tensor = torch.zeros(size // 4, dtype=torch.float32, device=ranks.device)
+
+            def operate(count: int, tensor: torch.Tensor = tensor) -> float:
+                began = time.perf_counter()
+                for _ in range(count):
+                    dist.all_reduce(tensor)
+                if on_gpu:
+                    torch.cuda.synchronize()
+                return time.perf_counter() - began
+
+            operate(settings["warm_up"])
+            seconds = []
+            for _ in range(settings["repeat"]):
+                dist.barrier()
+                seconds.append(operate(settings["iterations"]) / settings["iterations"])
+            slowest = torch.tensor(seconds, dtype=torch.float64, device=ranks.device)
+            dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
+            if ranks.is_first:
+                sink.emit(
+                    "bandwidth", collective="all_reduce", bytes=size, seconds=slowest.tolist(), iterations=settings["iterations"],
+                    world_size=ranks.world_size, nodes=ranks.num_nodes,
+                )  # fmt: skip
+    finally:
+        sink.emit("transport", **evidence.fields(), final=True)
+        sink.flush(20)
+        evidence.clean()
+
+
+def run(argv: Sequence[str], ending: Ending) -> None:
+    """Wait for the cluster, measure, fill ``ending``."""
+    import ray
+    from ray.train import ScalingConfig
+    from ray.train.torch import TorchConfig, TorchTrainer
+    from ray.train.v2.api.config import RunConfig
+    from ray.train.v2.api.exceptions import TrainingFailedError
+
+    from fsdp_job import cluster
+    from fsdp_job.sink import Printer, start_sink
+    from fsdp_job.transport import nccl_environment
+
+    args = parse(argv)
+    for name, value in ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    cfg = JobConfig(num_workers=args.num_workers, wait_seconds=args.wait_seconds)
+    cluster.connect(cfg)
+    world, on_gpus = cluster.wait_for_workers(cfg)
+    high = args.max_bytes or max(args.min_bytes, 2**30 if on_gpus else CPU_MAX_BYTES)
+    name = f"nccl-bench-{uuid.uuid4().hex[:8]}"
+    sink = start_sink()
+    printer = Printer(sink)
+    failed: Exception | None = None
+    try:
+        with tempfile.TemporaryDirectory(prefix="ray-train-") as folder:
+            env = nccl_environment(name, os.environ) if on_gpus else {}
+            TorchTrainer(
+                bench_worker,  # type: ignore[arg-type]
+                train_loop_config={
+                    "sink": sink, "sizes": sizes(args.min_bytes, high, args.factor), "iterations": args.iterations,
+                    "warm_up": args.warm_up, "repeat": args.repeat,
+                },
+                torch_config=TorchConfig(backend="cpu:gloo,cuda:nccl" if on_gpus else "gloo"),
+                scaling_config=ScalingConfig(num_workers=world, use_gpu=on_gpus, resources_per_worker=None if on_gpus else {"CPU": 1}),
+                run_config=RunConfig(  # type: ignore[arg-type]
+                    name=name, storage_path=folder, worker_runtime_env={"env_vars": env} if env else None
+                ),
+            ).fit()  # fmt: skip
+        ending.status, ending.code = "succeeded", EXIT_OK
+    except TrainingFailedError as error:
+        failed = error
+    finally:
+        seen = printer.finish()
+        if failed is None:
+            ray.shutdown()
+    if failed is not None:
+        ending.fail(EXIT_FAILED, first_cause(seen["failures"], failed))
+        print(f"nccl_bench.py: {failed}", file=sys.stderr, flush=True)
+
+
+def main(argv: Sequence[str]) -> int:
+    """The process's exit code."""
+    if {"-h", "--help"} & set(argv):
+        parse(["--help"])
+    ending = Ending()
+    try:
+        run(argv, ending)
+    except JobError as error:
+        print(f"nccl_bench.py: {error}", file=sys.stderr)
+        ending.fail(error.exit_code, {"type": type(error).__name__, "message": str(error)})
+    finally:
+        ending.emit()
+    return ending.code
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
