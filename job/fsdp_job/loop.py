@@ -124,6 +124,8 @@ class Loop:
         seconds, self._last = numbers.end.seconds_since(self._last), numbers.end
         self._last_seconds = seconds
         if not (math.isfinite(loss) and math.isfinite(norm)):
+            if self.checkpointer:
+                self.checkpointer.wait()  # the one in flight may be the last good one
             good = self.checkpointer.last_good if self.checkpointer else None
             what = f"loss {loss}" if not math.isfinite(loss) else f"gradient norm {norm}"
             raise NonFiniteLossError(

@@ -131,7 +131,7 @@ def test_a_rank_that_raises_ends_the_job_quickly_and_is_named(
     assert "tripped over a stone" in error["message"]
     assert error["node"] == next(e["node"] for e in failed.of("transport") if e["rank"] == 1)
     assert "the job failed; first: rank 1 on node" in failed.stderr
-    assert failed.seconds < whole.seconds + 30
+    assert failed.seconds < whole.seconds + 60
 
 
 def test_a_killed_worker_restarts_from_the_last_checkpoint_with_equal_losses(

@@ -223,3 +223,11 @@ def _fail_the_second_save(rank: int) -> None:
         return original(self, folder)
 
     Checkpointer._own_files = own_files  # type: ignore[method-assign]
+
+
+def test_a_loss_that_is_not_finite_ends_all_ranks_alike_and_names_the_last_good_checkpoint(inputs: Flags) -> None:
+    run = run_job({**inputs, "learning_rate": 1e30, "checkpoint_every": 1}, world=2, name="a")
+    assert [outcome["status"] for outcome in run.outcomes] == ["failed", "failed"]
+    assert "step 2: loss nan is not finite; the last good checkpoint is" in run.outcomes[0]["error"]
+    assert "step-00000001-a0001" in run.outcomes[0]["error"]
+    assert [path.name for path in checkpoints(inputs, "a")] == ["step-00000001-a0001"]
