@@ -169,6 +169,12 @@ def test_a_type_without_gpus_missing_anywhere_has_every_row_full() -> None:
     assert [row.is_missing for row in rows] == [False, False, True, False]
 
 
+def test_a_suspended_cluster_is_told_apart_from_a_slow_operator() -> None:
+    suspended = {"metadata": {"name": "c", "generation": 2}, "spec": {"suspend": True, "workerGroupSpecs": [{"replicas": 2}]}}
+    rows = rows_of(Snapshot(nodes=None, pods=[], ray_cluster=suspended), Wanted(nodes=2, gpus_per_node=4, efa_per_node=1))
+    assert all("Kueue has not admitted it" in row.why[0] for row in rows if row.is_missing)
+
+
 def test_a_terminal_is_drawn_over_and_its_lines_never_wrap(monkeypatch: pytest.MonkeyPatch) -> None:
     class Terminal(io.StringIO):
         def isatty(self) -> bool:

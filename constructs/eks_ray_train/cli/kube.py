@@ -81,7 +81,8 @@ class KubeCluster:
 
         return client.ApiClient(self._configuration)
 
-    def _call(self, what: str, method: Any, *args: Any, **kwargs: Any) -> Any:
+    def call(self, what: str, method: Any, *args: Any, **kwargs: Any) -> Any:
+        """``method`` of the kubernetes client, within short time limits; its errors become ones that say what to do."""
         from kubernetes.client.exceptions import ApiException
         from urllib3.exceptions import HTTPError
 
@@ -116,7 +117,7 @@ class KubeCluster:
 
         labels = f"ray.io/cluster={self.ray_cluster},ray.io/node-type=head"
         core = client.CoreV1Api(self.api())
-        pods = self._call("list pods", core.list_namespaced_pod, self.namespace, label_selector=labels).items
+        pods = self.call("list pods", core.list_namespaced_pod, self.namespace, label_selector=labels).items
         ready = [pod for pod in pods if _is_ready(pod)]
         if not ready:
             if not pods:
@@ -137,7 +138,7 @@ class KubeCluster:
 
         name, key = head.secret or (self.ray_cluster, TOKEN_KEY)
         try:
-            secret = self._call("read secrets", client.CoreV1Api(self.api()).read_namespaced_secret, name, self.namespace)
+            secret = self.call("read secrets", client.CoreV1Api(self.api()).read_namespaced_secret, name, self.namespace)
         except NotThere:
             if head.secret is None:
                 return None
@@ -164,7 +165,7 @@ class KubeCluster:
         """The run that the RayCluster is marked with."""
         from kubernetes import client
 
-        found = self._call(
+        found = self.call(
             "read rayclusters", client.CustomObjectsApi(self.api()).get_namespaced_custom_object,
             RAY_GROUP, RAY_VERSION, self.namespace, RAY_PLURAL, self.ray_cluster,
         )  # fmt: skip
@@ -175,7 +176,7 @@ class KubeCluster:
         from kubernetes import client
 
         body = {"metadata": {"annotations": {ACTIVE_RUN_ANNOTATION: run}}}
-        self._call(
+        self.call(
             "annotate rayclusters", client.CustomObjectsApi(self.api()).patch_namespaced_custom_object,
             RAY_GROUP, RAY_VERSION, self.namespace, RAY_PLURAL, self.ray_cluster, body,
         )  # fmt: skip

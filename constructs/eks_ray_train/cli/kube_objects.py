@@ -37,7 +37,7 @@ class KubeObjects:
                 raise ApiException(status=answer.status, reason=answer.reason)
             return json.loads(answer.data)
 
-        return self.kube._call(what, raw, *args, **kwargs)
+        return self.kube.call(what, raw, *args, **kwargs)
 
     def version(self) -> str:
         """The API server's version: it answers whoever can reach it with a token that it knows."""
@@ -107,7 +107,7 @@ class KubeObjects:
                 _preload_content=False, _request_timeout=_request_timeout,
             )  # fmt: skip
 
-        channel = self.kube._call(f"run a program in pod {pod}", begin)
+        channel = self.kube.call(f"run a program in pod {pod}", begin)
         try:
             channel.run_forever(timeout=timeout_s)
             out, err = channel.read_stdout(timeout=0) or "", channel.read_stderr(timeout=0) or ""

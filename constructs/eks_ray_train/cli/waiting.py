@@ -126,6 +126,8 @@ def _pod_row(what: str, pods: Sequence[Pod], want: int, otherwise: str) -> Row:
 def _no_pods(now: Snapshot, kind: str) -> str:
     if now.ray_cluster is None:
         return "there is no such RayCluster; deploy the training stack"
+    if (now.ray_cluster.get("spec") or {}).get("suspend"):
+        return "the RayCluster is suspended: Kueue has not admitted it (kubectl get workloads), or somebody suspended it"
     if not_seen_by_operator(now.ray_cluster):
         return "the KubeRay operator has not taken up the RayCluster (see its Warning events, or the operator itself)"
     return f"KubeRay has made no {kind} pod for it yet"
