@@ -16,6 +16,7 @@ from eks_ray_train.cli.bench_runs import Counted, prove
 from eks_ray_train.cli.jobs_api import JobInfo
 from eks_ray_train.cli.run_record import RunRecord
 from eks_ray_train.cli.runs import RunResult
+from tests.headless_browser import browser
 from tests.ray_stub import StubJob, StubRay, serve
 
 
@@ -170,3 +171,27 @@ def test_the_page_opens_without_network_also_where_nothing_counts(kind: str) -> 
     more = {"transports": {"none": {"median_step_s": empty, "median_tokens_per_s": empty}}, "ratio": None} if kind == "transport" else {"line_rate_gb_s": 5.0, "bandwidth": {"none": []}}
     text = render({"benchmark": kind, "cluster": "c", **more}, runs)
     assert "a &lt; b" in text and "http" not in text.replace("http://www.w3.org/2000/svg", "")
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_both_pages_show_in_a_browser_without_error_or_overflow(tmp_path: Path, width: int) -> None:
+    efa = Counted(over="efa", repeat=1, result=result(events=over("efa", 0.5)), proof="gate: efa on 2 of 2 nodes " + "x" * 200, why_not=None)
+    tcp = Counted(over="tcp", repeat=1, result=result(events=over("tcp", 1.0)), proof="gate", why_not=None)
+    one, two = spread([0.5, 0.6]), spread([1.0])
+    rate = {"median_step_s": one, "median_tokens_per_s": two}
+    events = [{"bytes": 2**k, "seconds": [2**k / 1e9, 2**k / 2e9], "world_size": 8, "nodes": 2, "iterations": 1} for k in range(13, 31, 2)]
+    pages = {
+        "transport": render({"benchmark": "transport", "cluster": "c" * 150, "transports": {"efa": rate, "tcp": rate}, "ratio": 1.5}, [efa, tcp]),
+        "nccl": render({"benchmark": "nccl", "cluster": "c", "line_rate_gb_s": 5.0, "bandwidth": {"efa": bandwidths(events, line_gbps=40)}}, [efa]),
+    }
+    with browser(tmp_path / "chromium") as tab:
+        for name, text in pages.items():
+            path = tmp_path / f"{name}.html"
+            path.write_text(text)
+            tab.open(path, width=width)
+            assert tab.errors == [] and tab.too_wide() == []
+            assert tab.value("document.querySelectorAll('svg path[stroke-width]').length") == (2 if name == "transport" else 1)
+            if name == "nccl":
+                assert tab.value("document.querySelectorAll('svg path.limit').length") == 1
+                tab_text = tab.value("document.body.innerText")
+                assert "1GB" in tab_text or "512MB" in tab_text
