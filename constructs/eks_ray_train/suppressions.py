@@ -47,7 +47,7 @@ SUPPRESSIONS: dict[str, Suppression] = {
         "that function's ARN, no secret",
     ),
     "kubectl-handler": Suppression(
-        nag=("AwsSolutions-IAM4", "AwsSolutions-IAM5", "AwsSolutions-L1"),
+        nag=("AwsSolutions-IAM4", "AwsSolutions-L1"),
         checkov=_CDK_FUNCTION,
         reason="CDK's kubectl handler: runtime, role and log group are chosen by aws-cdk-lib; runs in the private subnets; its "
         "environment holds no secret",
