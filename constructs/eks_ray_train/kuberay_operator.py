@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from aws_cdk import Annotations
 from aws_cdk import aws_eks_v2 as eks
 from constructs import Construct, IDependable
 
@@ -56,6 +57,12 @@ class KubeRayOperator(Construct):
         )
         if depends_on is not None:
             self.chart.node.add_dependency(depends_on)
+        if version.lstrip("v") != KUBERAY_VERSION:
+            Annotations.of(self).add_warning_v2(
+                "eks-ray-train:kuberay-crds",
+                f"KubeRay {version} is not the version whose CRDs this library was tested with ({KUBERAY_VERSION}). On a cluster that "
+                f"has KubeRay already, Helm keeps the old CRDs: run this before the deploy: {self.crd_upgrade_command}",
+            )
 
     @property
     def namespace(self) -> str:
