@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from fsdp_job.events import Sink
@@ -14,6 +15,26 @@ from fsdp_job.transport import Evidence
 
 SLOW_PHASES = 10.0
 """How many times the limit a phase may take that waits for storage or a download: setup, evaluation, checkpoint, export."""
+
+
+PATIENCE_S = 5.0
+"""How much longer than the rank that others wait for those others live, in seconds."""
+
+
+def where_is(thread: int) -> tuple[str, bool]:
+    """(innermost place outside torch of a thread of this process, whether it waits for the device or for other ranks).
+
+    A thread inside torch waits: its operations return at once, but for collectives and for reading a result.
+    """
+    frame = sys._current_frames().get(thread)
+    waiting = False
+    while frame is not None and f"{os.sep}torch{os.sep}" in frame.f_code.co_filename:
+        waiting, frame = True, frame.f_back
+    if frame is None:
+        return "its end", False
+    # Waiting without a Python frame of torch's own: a step's numbers are read by wait(), a save in flight by join().
+    waiting = waiting or frame.f_code.co_name in ("wait", "join", "read", "_wait_for_tstate_lock")
+    return f"{frame.f_code.co_name} ({Path(frame.f_code.co_filename).name}:{frame.f_lineno})", waiting
 
 
 class Watch:
@@ -32,6 +53,7 @@ class Watch:
         self._limit_s, self._period_s, self._stash_every_s, self._end = limit_s, period_s, stash_every_s, end
         self._now = (0, "setup", time.monotonic())
         self._allowance_s = limit_s
+        self._thread_of_loop = threading.get_ident()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
         self._thread.start()
@@ -62,19 +84,22 @@ class Watch:
                 return
 
     def _give_up(self, step: int, phase: str) -> None:
+        place, waiting = where_is(self._thread_of_loop)
         message = (
-            f"rank {self._rank} made no progress for {self._allowance_s:.0f} s in step {step} ({phase}); "
+            f"rank {self._rank} made no progress for {self._allowance_s:.0f} s in step {step} ({phase}), at {place}; "
             + who_is_behind(self._sink.state()["where"], self._world)
         )
         self._sink.emit("transport", **self._evidence.fields(), final=True)
         self._sink.failure(
             {
                 "rank": self._rank, "node": self._node, "time": time.time(), "type": "CollectiveTimeoutError",
-                "message": message, "retryable": True, "noise": False,
+                "message": message, "retryable": True, "noise": waiting,
             }
         )  # fmt: skip
         self._sink.flush(10)
         print(message, file=sys.stderr, flush=True)
+        if waiting:
+            time.sleep(PATIENCE_S)  # the rank that is waited for says more: it must not be ended before it has
         self._end(70)
 
 

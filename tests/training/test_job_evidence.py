@@ -204,7 +204,9 @@ def test_a_rank_without_progress_reports_and_ends_itself_in_bounded_time() -> No
     watch.stop()
     assert ended == [70]
     (record,) = sink.held.failures
-    assert "rank 0 made no progress for 0 s in step 4 (step); ranks missing: [1]" in record["message"]
+    assert "rank 0 made no progress for 0 s in step 4 (step), at test_a_rank_without_progress" in record["message"]
+    assert "ranks missing: [1]" in record["message"]
+    assert not record["noise"]
     assert [event["event"] for event in sink.history] == ["transport"]
 
 
