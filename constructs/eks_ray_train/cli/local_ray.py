@@ -3,6 +3,8 @@
 Every node is a ``ray start --block`` of its own, with an address (127.0.0.x), temporary folder and ports of its own:
 else Ray Train sees one node, nodes read each other's logs, and workers die with "Address already in use". Processes are
 stopped by their ids; ``ray stop`` would end every Ray process of the user. Token authentication is on, as on EKS.
+
+(Over 300 lines because starting, watching and stopping a node share ports, folders and process ids that only this file knows.)
 """
 
 from __future__ import annotations
