@@ -23,6 +23,7 @@ class RayTrainJob(RayWorkload):
 
     The RayJob's name is ``<name>-<hash of what it runs>``: changed arguments, image, code or size make a new object, which
     starts, and the old one is stopped and deleted at the end of the deploy. A deploy that changes none of them starts nothing.
+    Its workers take whole nodes: on nodes that a RayTrainCluster or another run holds it waits, at most ``start_deadline``.
 
     Raises SettingsError before any resource exists for a name over 38 characters, a job folder too large, no workers, a
     deadline below a second, or a namespace or name that another workload on ``cluster`` has.
