@@ -70,7 +70,12 @@ def bench_worker(settings: dict[str, Any]) -> None:
         if ranks.is_first:
             device = torch.cuda.get_device_name(ranks.device) if on_gpu else "cpu"
             sink.emit(
-                "config", world_size=ranks.world_size, nodes=ranks.num_nodes, device=device, backend=dist.get_backend(), torch=torch.__version__
+                "config",
+                world_size=ranks.world_size,
+                nodes=ranks.num_nodes,
+                device=device,
+                backend=dist.get_backend(),
+                torch=torch.__version__,
             )
         for size in settings["sizes"]:
             tensor = torch.zeros(size // 4, dtype=torch.float32, device=ranks.device)

@@ -35,7 +35,13 @@ def deployed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Deploy
         cloud = StubCloud(("127.0.0.1", dashboard), token=TOKEN)
         with serve(cloud.app()) as port:
             cloud.url = f"http://127.0.0.1:{port}"
-            for name in ("AWS_PROFILE", "AWS_SESSION_TOKEN", "AWS_DEFAULT_REGION", "RAY_AUTH_TOKEN", "EKS_RAY_TRAIN_ENDPOINT"):
+            for name in (
+                "AWS_PROFILE",
+                "AWS_SESSION_TOKEN",
+                "AWS_DEFAULT_REGION",
+                "RAY_AUTH_TOKEN",
+                "EKS_RAY_TRAIN_ENDPOINT",
+            ):
                 monkeypatch.delenv(name, raising=False)
             for name, value in {
                 "AWS_ACCESS_KEY_ID": "AKIDEXAMPLE", "AWS_SECRET_ACCESS_KEY": "example", "AWS_REGION": "us-east-1",

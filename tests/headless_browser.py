@@ -67,8 +67,13 @@ class Page:
 
     def open(self, path: Path, *, width: int, dark: bool = False) -> None:
         """Show a file at a width, and wait until it has loaded."""
-        self.call("Emulation.setDeviceMetricsOverride", width=width, height=800, deviceScaleFactor=1, mobile=width < 600)
-        self.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}])
+        self.call(
+            "Emulation.setDeviceMetricsOverride", width=width, height=800, deviceScaleFactor=1, mobile=width < 600
+        )
+        self.call(
+            "Emulation.setEmulatedMedia",
+            features=[{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}],
+        )
         self.loaded = False
         self.call("Page.navigate", url=path.resolve().as_uri())
         give_up = time.monotonic() + 30
@@ -97,7 +102,9 @@ class Page:
 def browser(folder: Path) -> Iterator[Page]:
     """A running Chromium with one tab; its profile lies in ``folder``."""
     program = chromium()
-    process = subprocess.Popen([program, *FLAGS, f"--user-data-dir={folder}"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    process = subprocess.Popen(
+        [program, *FLAGS, f"--user-data-dir={folder}"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
     try:
         port_file = folder / "DevToolsActivePort"
         give_up = time.monotonic() + 60

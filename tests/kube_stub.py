@@ -19,7 +19,9 @@ POD_IMAGE_ID = IMAGE.rpartition(":")[0] + "@" + DIGEST
 NAMESPACE = "ray-train"
 
 
-def node(name: str, *, role: str = "gpu", zone: str = "us-east-1a", gpus: int = 4, efa: int = 1, ready: bool = True) -> dict[str, Any]:
+def node(
+    name: str, *, role: str = "gpu", zone: str = "us-east-1a", gpus: int = 4, efa: int = 1, ready: bool = True
+) -> dict[str, Any]:
     """A node; ``role`` gpu or system."""
     labels = {
         "eks-ray-train/role": role, "topology.kubernetes.io/zone": zone,
@@ -30,9 +32,19 @@ def node(name: str, *, role: str = "gpu", zone: str = "us-east-1a", gpus: int = 
         allocatable["nvidia.com/gpu"] = str(gpus)
     if role == "gpu" and efa:
         allocatable["vpc.amazonaws.com/efa"] = str(efa)
-    condition = {"type": "Ready", "status": "True", "reason": "KubeletReady", "message": "kubelet is posting ready status"}
+    condition = {
+        "type": "Ready",
+        "status": "True",
+        "reason": "KubeletReady",
+        "message": "kubelet is posting ready status",
+    }
     if not ready:
-        condition = {"type": "Ready", "status": "False", "reason": "KubeletNotReady", "message": "cni plugin not initialized"}
+        condition = {
+            "type": "Ready",
+            "status": "False",
+            "reason": "KubeletNotReady",
+            "message": "cni plugin not initialized",
+        }
     return {
         "metadata": {"name": name, "labels": labels},
         "spec": {},
@@ -40,7 +52,9 @@ def node(name: str, *, role: str = "gpu", zone: str = "us-east-1a", gpus: int = 
     }
 
 
-def worker_pod(number: int, *, ready: bool = True, unschedulable: str = "", waiting: tuple[str, str] | None = None) -> dict[str, Any]:
+def worker_pod(
+    number: int, *, ready: bool = True, unschedulable: str = "", waiting: tuple[str, str] | None = None
+) -> dict[str, Any]:
     """A worker; not ready for the given reason."""
     status: dict[str, Any] = {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}
     state: dict[str, Any] = {"running": {"startedAt": "2026-11-29T20:00:00Z"}}
@@ -49,11 +63,23 @@ def worker_pod(number: int, *, ready: bool = True, unschedulable: str = "", wait
         status = {"phase": "Pending", "conditions": [scheduled]}
     elif waiting:
         state = {"waiting": {"reason": waiting[0], "message": waiting[1]}}
-        status = {"phase": "Pending", "conditions": [{"type": "Ready", "status": "False", "reason": "ContainersNotReady"}]}
+        status = {
+            "phase": "Pending",
+            "conditions": [{"type": "Ready", "status": "False", "reason": "ContainersNotReady"}],
+        }
     elif not ready:
-        status["conditions"] = [{"type": "Ready", "status": "False", "reason": "ContainersNotReady", "message": "containers with unready status"}]
+        status["conditions"] = [
+            {
+                "type": "Ready",
+                "status": "False",
+                "reason": "ContainersNotReady",
+                "message": "containers with unready status",
+            }
+        ]
     if not unschedulable:
-        status["containerStatuses"] = [{"name": "ray-worker", "state": state, "imageID": "" if waiting else POD_IMAGE_ID}]
+        status["containerStatuses"] = [
+            {"name": "ray-worker", "state": state, "imageID": "" if waiting else POD_IMAGE_ID}
+        ]
     return {
         "metadata": {
             "name": f"ray-train-gpu-worker-{number}", "creationTimestamp": "2026-11-29T20:00:00Z",
@@ -93,15 +119,24 @@ GOOD_POD: dict[str, Any] = {
 class StubKubernetes:
     """Objects by kind. ``deny`` maps a path's part to an HTTP status; ``exec_answer`` says what a program in a pod prints."""
 
-    nodes: list[dict[str, Any]] = field(default_factory=lambda: [node("system-1", role="system"), node("gpu-1"), node("gpu-2")])
+    nodes: list[dict[str, Any]] = field(
+        default_factory=lambda: [node("system-1", role="system"), node("gpu-1"), node("gpu-2")]
+    )
     workers: list[dict[str, Any]] = field(default_factory=lambda: [worker_pod(1), worker_pod(2)])
     daemon_sets: list[dict[str, Any]] = field(
-        default_factory=lambda: [daemon_set("nvidia-device-plugin"), daemon_set("aws-efa-k8s-device-plugin"), daemon_set("aws-node", wanted=3)]
+        default_factory=lambda: [
+            daemon_set("nvidia-device-plugin"),
+            daemon_set("aws-efa-k8s-device-plugin"),
+            daemon_set("aws-node", wanted=3),
+        ]
     )
     operator: dict[str, Any] | None = field(
         default_factory=lambda: {
             "metadata": {"name": "kuberay-operator"},
-            "spec": {"replicas": 1, "template": {"spec": {"containers": [{"image": "quay.io/kuberay/operator:v1.7.0"}]}}},
+            "spec": {
+                "replicas": 1,
+                "template": {"spec": {"containers": [{"image": "quay.io/kuberay/operator:v1.7.0"}]}},
+            },
             "status": {"availableReplicas": 1},
         }
     )
@@ -116,7 +151,11 @@ class StubKubernetes:
             {"nodegroupName": "gpu", "status": "ACTIVE", "labels": {"eks-ray-train/role": "gpu"}, "scalingConfig": {"desiredSize": 2}, "health": {"issues": []}}
         ]
     )  # fmt: skip
-    exec_answer: Callable[[str, list[str]], tuple[str, str, int]] = lambda pod, command: (json.dumps(GOOD_POD) + "\n", "", 0)
+    exec_answer: Callable[[str, list[str]], tuple[str, str, int]] = lambda pod, command: (
+        json.dumps(GOOD_POD) + "\n",
+        "",
+        0,
+    )
     on_nodes: Callable[[StubKubernetes], None] | None = None
     """Called at each question for the nodes, so that a test can let things come about."""
 

@@ -41,11 +41,28 @@ def lines(*events: dict[str, Any]) -> bytes:
 
 
 def sent(rank: int, count: int) -> dict[str, Any]:
-    return {"event": "transport", "rank": rank, "world_size": 2, "node": f"n{rank}", "nccl_lines": [], "interface_bytes": {"eth0": {"sent": count, "received": 1}}}
+    return {
+        "event": "transport",
+        "rank": rank,
+        "world_size": 2,
+        "node": f"n{rank}",
+        "nccl_lines": [],
+        "interface_bytes": {"eth0": {"sent": count, "received": 1}},
+    }
 
 
 def training(step_s: float, *, moved: int | None = 10**9) -> bytes:
-    steps = [{"event": "step", "step": n, "steps": 10, "loss": 1.0, "step_s": 9.0 if n <= 5 else step_s, "tokens_per_s": 100.0} for n in range(1, 11)]
+    steps = [
+        {
+            "event": "step",
+            "step": n,
+            "steps": 10,
+            "loss": 1.0,
+            "step_s": 9.0 if n <= 5 else step_s,
+            "tokens_per_s": 100.0,
+        }
+        for n in range(1, 11)
+    ]
     config = {"event": "config", "parameters": 1_000_000, "warmup_steps": 5, "steps": 10}
     done = {"event": "done", "status": "succeeded", "steps": 10}
     return lines(config, *steps, *([] if moved is None else [sent(0, moved), sent(1, moved)]), done)
@@ -61,12 +78,25 @@ NCCL = {
 
 def over(kind: str, step_s: float) -> bytes:
     """A run's log whose ranks show that transport."""
-    counters = {"before": {"rdmap0": {"tx_bytes": 0, "rx_bytes": 0}}, "after": {"rdmap0": {"tx_bytes": 10**9 * (kind == "efa"), "rx_bytes": 10**9 * (kind == "efa")}}}
-    ranks = [{**sent(rank, 10**9), "host": f"h{rank}", "nccl_lines": [line.replace("h:", f"h{rank}:") for line in NCCL[kind]], "efa_counters": counters} for rank in (0, 1)]
+    counters = {
+        "before": {"rdmap0": {"tx_bytes": 0, "rx_bytes": 0}},
+        "after": {"rdmap0": {"tx_bytes": 10**9 * (kind == "efa"), "rx_bytes": 10**9 * (kind == "efa")}},
+    }
+    ranks = [
+        {
+            **sent(rank, 10**9),
+            "host": f"h{rank}",
+            "nccl_lines": [line.replace("h:", f"h{rank}:") for line in NCCL[kind]],
+            "efa_counters": counters,
+        }
+        for rank in (0, 1)
+    ]
     return training(step_s, moved=None) + lines(*ranks)
 
 
-def test_both_transports_are_run_in_turn_and_compared_after_the_warm_up(ray: StubRay, url: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_both_transports_are_run_in_turn_and_compared_after_the_warm_up(
+    ray: StubRay, url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     kinds: list[str] = []
 
     def job(body: dict[str, Any]) -> StubJob:
@@ -74,18 +104,46 @@ def test_both_transports_are_run_in_turn_and_compared_after_the_warm_up(ray: Stu
         return StubJob(log=over(kinds[-1], {"efa": 0.5, "tcp": 1.0}[kinds[-1]]))
 
     ray.make_job = job
-    assert main(["bench", "transport", "--address", url, "--over", "efa,tcp", "--repeat", "2", "--json", "--", "--batch_size", "2"]) == 0
+    assert (
+        main(
+            [
+                "bench",
+                "transport",
+                "--address",
+                url,
+                "--over",
+                "efa,tcp",
+                "--repeat",
+                "2",
+                "--json",
+                "--",
+                "--batch_size",
+                "2",
+            ]
+        )
+        == 0
+    )
     told = json.loads(capsys.readouterr().out)
     assert kinds == ["efa", "tcp", "tcp", "efa"]
     assert told["ratio"] == pytest.approx(2.0)
-    assert told["transports"]["efa"]["median_step_s"] == {"count": 2, "median": 0.5, "low": 0.5, "high": 0.5, "spread": 0.0}
+    assert told["transports"]["efa"]["median_step_s"] == {
+        "count": 2,
+        "median": 0.5,
+        "low": 0.5,
+        "high": 0.5,
+        "spread": 0.0,
+    }
     networks = [job.body["runtime_env"]["env_vars"]["NCCL_NET"] for job in ray.jobs.values()]
     assert networks == ["Libfabric", "Socket", "Socket", "Libfabric"]
-    assert all(job.body["entrypoint"].endswith("--batch_size 2 --steps=30 --warmup_steps=5") for job in ray.jobs.values())
+    assert all(
+        job.body["entrypoint"].endswith("--batch_size 2 --steps=30 --warmup_steps=5") for job in ray.jobs.values()
+    )
     assert Path(told["report"]).is_file() and (Path(told["report"]).parent / "bench.json").is_file()
 
 
-def test_a_run_on_another_transport_does_not_count_and_is_exit_code_3(ray: StubRay, url: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_on_another_transport_does_not_count_and_is_exit_code_3(
+    ray: StubRay, url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     ray.make_job = lambda _: StubJob(log=over("tcp", 1.0))
     assert main(["bench", "transport", "--address", url, "--over", "efa,tcp", "--repeat", "1", "--json"]) == 3
     told = json.loads(capsys.readouterr().out)
@@ -99,7 +157,9 @@ def test_jobs_that_fail_are_exit_code_4(ray: StubRay, url: str) -> None:
     assert main(["bench", "transport", "--address", url, "--repeat", "1"]) == 4
 
 
-def test_without_nccl_the_interfaces_bytes_are_the_proof(ray: StubRay, url: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_nccl_the_interfaces_bytes_are_the_proof(
+    ray: StubRay, url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     ray.make_job = lambda _: StubJob(log=training(0.25))
     assert main(["bench", "transport", "--address", url, "--repeat", "1", "--json"]) == 0
     [run] = json.loads(capsys.readouterr().out)["runs"]
@@ -110,7 +170,18 @@ def test_without_nccl_the_interfaces_bytes_are_the_proof(ray: StubRay, url: str,
 
 
 def test_bandwidth_is_put_against_the_line_rate(ray: StubRay, url: str, capsys: pytest.CaptureFixture[str]) -> None:
-    events = [{"event": "bandwidth", "collective": "all_reduce", "bytes": size, "seconds": [1e-3, 2e-3, 1e-3], "iterations": 5, "world_size": 2, "nodes": 2} for size in (2**20, 2**10)]
+    events = [
+        {
+            "event": "bandwidth",
+            "collective": "all_reduce",
+            "bytes": size,
+            "seconds": [1e-3, 2e-3, 1e-3],
+            "iterations": 5,
+            "world_size": 2,
+            "nodes": 2,
+        }
+        for size in (2**20, 2**10)
+    ]
     log = lines({"event": "config", "world_size": 2}, *events, sent(0, 10**9), sent(1, 10**9))
     ray.make_job = lambda _: StubJob(log=log)
     assert main(["bench", "nccl", "--address", url, "--json", "--", "--max-bytes", "1048576"]) == 0
@@ -130,7 +201,9 @@ def test_bandwidth_is_put_against_the_line_rate(ray: StubRay, url: str, capsys: 
         (["nccl", "--job-dir", "nowhere"], "no job folder"),
     ],
 )
-def test_wrong_use_is_exit_code_2_before_anything_is_sent(ray: StubRay, url: str, words: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_use_is_exit_code_2_before_anything_is_sent(
+    ray: StubRay, url: str, words: list[str], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["bench", words[0], "--address", url, *words[1:]]) == 2
     assert says in capsys.readouterr().err and not ray.jobs
 
@@ -168,21 +241,45 @@ def test_one_node_proves_nothing() -> None:
 def test_the_page_opens_without_network_also_where_nothing_counts(kind: str) -> None:
     runs = [Counted(over="none", repeat=1, result=result(), proof="", why_not="a < b")]
     empty = spread([])
-    more = {"transports": {"none": {"median_step_s": empty, "median_tokens_per_s": empty}}, "ratio": None} if kind == "transport" else {"line_rate_gb_s": 5.0, "bandwidth": {"none": []}}
+    more = (
+        {"transports": {"none": {"median_step_s": empty, "median_tokens_per_s": empty}}, "ratio": None}
+        if kind == "transport"
+        else {"line_rate_gb_s": 5.0, "bandwidth": {"none": []}}
+    )
     text = render({"benchmark": kind, "cluster": "c", **more}, runs)
     assert "a &lt; b" in text and "http" not in text.replace("http://www.w3.org/2000/svg", "")
 
 
 @pytest.mark.parametrize("width", [1280, 390])
 def test_both_pages_show_in_a_browser_without_error_or_overflow(tmp_path: Path, width: int) -> None:
-    efa = Counted(over="efa", repeat=1, result=result(events=over("efa", 0.5)), proof="gate: efa on 2 of 2 nodes " + "x" * 200, why_not=None)
+    efa = Counted(
+        over="efa",
+        repeat=1,
+        result=result(events=over("efa", 0.5)),
+        proof="gate: efa on 2 of 2 nodes " + "x" * 200,
+        why_not=None,
+    )
     tcp = Counted(over="tcp", repeat=1, result=result(events=over("tcp", 1.0)), proof="gate", why_not=None)
     one, two = spread([0.5, 0.6]), spread([1.0])
     rate = {"median_step_s": one, "median_tokens_per_s": two}
-    events = [{"bytes": 2**k, "seconds": [2**k / 1e9, 2**k / 2e9], "world_size": 8, "nodes": 2, "iterations": 1} for k in range(13, 31, 2)]
+    events = [
+        {"bytes": 2**k, "seconds": [2**k / 1e9, 2**k / 2e9], "world_size": 8, "nodes": 2, "iterations": 1}
+        for k in range(13, 31, 2)
+    ]
     pages = {
-        "transport": render({"benchmark": "transport", "cluster": "c" * 150, "transports": {"efa": rate, "tcp": rate}, "ratio": 1.5}, [efa, tcp]),
-        "nccl": render({"benchmark": "nccl", "cluster": "c", "line_rate_gb_s": 5.0, "bandwidth": {"efa": bandwidths(events, line_gbps=40)}}, [efa]),
+        "transport": render(
+            {"benchmark": "transport", "cluster": "c" * 150, "transports": {"efa": rate, "tcp": rate}, "ratio": 1.5},
+            [efa, tcp],
+        ),
+        "nccl": render(
+            {
+                "benchmark": "nccl",
+                "cluster": "c",
+                "line_rate_gb_s": 5.0,
+                "bandwidth": {"efa": bandwidths(events, line_gbps=40)},
+            },
+            [efa],
+        ),
     }
     with browser(tmp_path / "chromium") as tab:
         for name, text in pages.items():
@@ -190,7 +287,9 @@ def test_both_pages_show_in_a_browser_without_error_or_overflow(tmp_path: Path, 
             path.write_text(text)
             tab.open(path, width=width)
             assert tab.errors == [] and tab.too_wide() == []
-            assert tab.value("document.querySelectorAll('svg path[stroke-width]').length") == (2 if name == "transport" else 1)
+            assert tab.value("document.querySelectorAll('svg path[stroke-width]').length") == (
+                2 if name == "transport" else 1
+            )
             if name == "nccl":
                 assert tab.value("document.querySelectorAll('svg path.limit').length") == 1
                 tab_text = tab.value("document.body.innerText")

@@ -60,7 +60,9 @@ def test_a_cluster_in_order_is_all_ok_and_exit_code_0(deployed: Deployed, capsys
     assert f"{IMAGE.rpartition(':')[0]}@{DIGEST}" in told["image"]["detail"]
 
 
-def test_people_get_one_line_a_check_and_what_to_do_below(deployed: Deployed, capsys: pytest.CaptureFixture[str]) -> None:
+def test_people_get_one_line_a_check_and_what_to_do_below(
+    deployed: Deployed, capsys: pytest.CaptureFixture[str]
+) -> None:
     deployed.kubernetes.nodes[1] = node("gpu-1", efa=0)
     assert main(["doctor"]) == 6
     out = capsys.readouterr().out.splitlines()
@@ -79,7 +81,11 @@ def pod_of_another_image(number: int) -> dict[str, Any]:
 def operator(**changes: Any) -> dict[str, Any]:
     status = {"availableReplicas": changes.get("available", 1)}
     image = f"quay.io/kuberay/operator:{changes.get('tag', 'v1.7.0')}"
-    return {"metadata": {}, "spec": {"replicas": 1, "template": {"spec": {"containers": [{"image": image}]}}}, "status": status}
+    return {
+        "metadata": {},
+        "spec": {"replicas": 1, "template": {"spec": {"containers": [{"image": image}]}}},
+        "status": status,
+    }
 
 
 def refused(d: Deployed) -> None:
@@ -89,11 +95,15 @@ def refused(d: Deployed) -> None:
 
 def no_capacity(d: Deployed) -> None:
     d.kubernetes.nodes.pop()
-    d.kubernetes.node_groups[0]["health"]["issues"] = [{"code": "AsgInstanceLaunchFailures", "message": "InsufficientInstanceCapacity"}]
+    d.kubernetes.node_groups[0]["health"]["issues"] = [
+        {"code": "AsgInstanceLaunchFailures", "message": "InsufficientInstanceCapacity"}
+    ]
 
 
 def unready_worker(d: Deployed) -> None:
-    d.kubernetes.workers[0] = worker_pod(1, unschedulable="0/3 nodes are available: 1 Insufficient vpc.amazonaws.com/efa")
+    d.kubernetes.workers[0] = worker_pod(
+        1, unschedulable="0/3 nodes are available: 1 Insufficient vpc.amazonaws.com/efa"
+    )
     d.kubernetes.events = [warning("Pod", "ray-train-gpu-worker-1", "FailedScheduling", "0/3 nodes are available")]
 
 
@@ -178,7 +188,13 @@ def test_without_credentials_all_later_checks_are_unknown_and_say_why(
 
 
 def test_settings_decide_what_is_wrong(deployed: Deployed, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    write_settings(tmp_path, storage="none", availability_zones=["us-east-1a", "us-east-1b"], gpu_zone="us-east-1b", dlc_image=f"{IMAGE.rpartition(':')[0]}@sha256:{'9' * 64}")
+    write_settings(
+        tmp_path,
+        storage="none",
+        availability_zones=["us-east-1a", "us-east-1b"],
+        gpu_zone="us-east-1b",
+        dlc_image=f"{IMAGE.rpartition(':')[0]}@sha256:{'9' * 64}",
+    )
     say(deployed, storage={"path": None, "ok": None})
     _, told = run(capsys)
     assert told["storage"]["state"] == "ok"

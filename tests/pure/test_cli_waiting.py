@@ -28,7 +28,10 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def lose_gpu_nodes(d: Deployed) -> None:
     d.kubernetes.nodes = d.kubernetes.nodes[:2]
-    issue = {"code": "AsgInstanceLaunchFailures", "message": "InsufficientInstanceCapacity - no g6.12xlarge in us-east-1a"}
+    issue = {
+        "code": "AsgInstanceLaunchFailures",
+        "message": "InsufficientInstanceCapacity - no g6.12xlarge in us-east-1a",
+    }
     d.kubernetes.node_groups[0]["health"]["issues"] = [issue]
 
 
@@ -106,7 +109,10 @@ def test_the_run_starts_as_soon_as_everything_is_there(deployed: Deployed, capsy
     deployed.kubernetes.on_nodes = come_about
     assert main(["submit", "--no-gate", "--timeout", "60"]) == 0
     told = capsys.readouterr().err
-    assert "waiting for RayCluster ray-train/ray-train" in told and "has 2 nodes, 8 GPUs, 2 EFA, 1 head pod, 2 worker pods" in told
+    assert (
+        "waiting for RayCluster ray-train/ray-train" in told
+        and "has 2 nodes, 8 GPUs, 2 EFA, 1 head pod, 2 worker pods" in told
+    )
     assert len(deployed.ray.jobs) == 1 and len(looks) == 3
 
 
@@ -127,7 +133,9 @@ def test_an_identity_that_may_not_see_nodes_and_events_can_still_run(deployed: D
     assert main(["submit", "--no-gate"]) == 0
 
 
-def test_without_leave_to_see_nodes_the_pods_still_say_what_is_missing(deployed: Deployed, capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_leave_to_see_nodes_the_pods_still_say_what_is_missing(
+    deployed: Deployed, capsys: pytest.CaptureFixture[str]
+) -> None:
     deployed.kubernetes.deny = {"/nodes": 403, "/events": 403}
     deployed.kubernetes.workers[1] = worker_pod(2, ready=False)
     assert main(["submit", "--timeout", "0.5"]) == 6
@@ -157,7 +165,9 @@ def test_an_api_server_that_never_answers_is_not_waited_for(deployed: Deployed) 
     assert time.monotonic() - began < 15
 
 
-def test_json_stays_one_document_while_the_table_is_drawn(deployed: Deployed, capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_stays_one_document_while_the_table_is_drawn(
+    deployed: Deployed, capsys: pytest.CaptureFixture[str]
+) -> None:
     deployed.kubernetes.nodes.pop()
     assert main(["submit", "--json", "--timeout", "0.5"]) == 6
     assert json.loads(capsys.readouterr().out)["exit_code"] == 6
@@ -170,8 +180,13 @@ def test_a_type_without_gpus_missing_anywhere_has_every_row_full() -> None:
 
 
 def test_a_suspended_cluster_is_told_apart_from_a_slow_operator() -> None:
-    suspended = {"metadata": {"name": "c", "generation": 2}, "spec": {"suspend": True, "workerGroupSpecs": [{"replicas": 2}]}}
-    rows = rows_of(Snapshot(nodes=None, pods=[], ray_cluster=suspended), Wanted(nodes=2, gpus_per_node=4, efa_per_node=1))
+    suspended = {
+        "metadata": {"name": "c", "generation": 2},
+        "spec": {"suspend": True, "workerGroupSpecs": [{"replicas": 2}]},
+    }
+    rows = rows_of(
+        Snapshot(nodes=None, pods=[], ray_cluster=suspended), Wanted(nodes=2, gpus_per_node=4, efa_per_node=1)
+    )
     assert all("Kueue has not admitted it" in row.why[0] for row in rows if row.is_missing)
 
 
@@ -202,7 +217,9 @@ def test_reasons_below_each_other_line_up() -> None:
     ]
 
 
-def test_declared_nodes_decide_how_many_are_awaited(deployed: Deployed, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_declared_nodes_decide_how_many_are_awaited(
+    deployed: Deployed, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     write_settings(tmp_path, gpu_node_count=3)
     assert main(["submit", "--timeout", "0.5"]) == 6
     assert "2/3" in capsys.readouterr().err

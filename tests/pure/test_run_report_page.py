@@ -23,7 +23,17 @@ LONG = "s3://a-bucket-with-a-very-long-name-that-nobody-can-read/runs/" + "x" * 
 def a_run(steps: int = 200, *, restart_at: int | None = 120, back_to: int = 100) -> RunRecord:
     """A run of two ranks on two nodes with checkpoints each 50 steps and one restart."""
     record = RunRecord()
-    record.feed({"event": "config", "steps": steps, "warmup_steps": 2, "torch": "2.13.0", "dataset": LONG, "backend": "nccl", "compile": True})
+    record.feed(
+        {
+            "event": "config",
+            "steps": steps,
+            "warmup_steps": 2,
+            "torch": "2.13.0",
+            "dataset": LONG,
+            "backend": "nccl",
+            "compile": True,
+        }
+    )
 
     def step(number: int) -> None:
         record.feed(
@@ -34,7 +44,17 @@ def a_run(steps: int = 200, *, restart_at: int | None = 120, back_to: int = 100)
             }
         )  # fmt: skip
         if number % 50 == 0:
-            record.feed({"event": "checkpoint", "step": number, "seconds": 2.0, "blocking_seconds": 0.2, "bytes": 3 * 2**30, "path": LONG, "error": None})
+            record.feed(
+                {
+                    "event": "checkpoint",
+                    "step": number,
+                    "seconds": 2.0,
+                    "blocking_seconds": 0.2,
+                    "bytes": 3 * 2**30,
+                    "path": LONG,
+                    "error": None,
+                }
+            )
 
     for number in range(1, (restart_at or steps) + 1):
         step(number)
@@ -42,9 +62,21 @@ def a_run(steps: int = 200, *, restart_at: int | None = 120, back_to: int = 100)
         record.feed({"event": "restart", "step": back_to, "attempt": 2, "world_size": 2, "resumed_from": LONG})
         for number in range(back_to + 1, steps + 1):
             step(number)
-    lines = ["NCCL version 2.29.7+cuda13.0", "NET/OFI Initializing aws-ofi-nccl 1.21.1", "NET/OFI Using Libfabric version 2.4"]
+    lines = [
+        "NCCL version 2.29.7+cuda13.0",
+        "NET/OFI Initializing aws-ofi-nccl 1.21.1",
+        "NET/OFI Using Libfabric version 2.4",
+    ]
     for rank in (0, 1):
-        record.feed({"event": "transport", "rank": rank, "node": f"10.0.0.{rank}", "nccl_lines": lines, "interface_bytes": {"eth0": {"sent": 5_000_000}}})
+        record.feed(
+            {
+                "event": "transport",
+                "rank": rank,
+                "node": f"10.0.0.{rank}",
+                "nccl_lines": lines,
+                "interface_bytes": {"eth0": {"sent": 5_000_000}},
+            }
+        )
     record.feed({"event": "done", "status": "succeeded", "steps": steps, "final_loss": 0.5})
     return record
 
@@ -67,7 +99,12 @@ def tab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
         yield page
 
 
-FAILED = {"status": "FAILED", "verdict": "fail", "failure": "rank 1 failed first: " + "ValueError " * 60, "gate": {"reasons": ["node a: " + "y" * 300], "nodes": []}}
+FAILED = {
+    "status": "FAILED",
+    "verdict": "fail",
+    "failure": "rank 1 failed first: " + "ValueError " * 60,
+    "gate": {"reasons": ["node a: " + "y" * 300], "nodes": []},
+}
 
 
 @pytest.mark.parametrize("width", [1280, 390])
@@ -77,10 +114,19 @@ def test_the_page_shows_everything_in_a_browser_without_network_or_overflow(
     tab: Page, tmp_path: Path, width: int, dark: bool, kind: str
 ) -> None:
     if kind == "two runs":
-        path = write_reports(tmp_path, a_document(), [("train", a_run(60, restart_at=None)), ("resume", a_run(200))], title="Local training run")
+        path = write_reports(
+            tmp_path,
+            a_document(),
+            [("train", a_run(60, restart_at=None)), ("resume", a_run(200))],
+            title="Local training run",
+        )
     else:
         record = RunRecord() if kind == "nothing" else a_run()
-        path = write_report(tmp_path, a_document(**(FAILED if kind == "failed" else {"gate": None} if kind == "nothing" else {})), record)
+        path = write_report(
+            tmp_path,
+            a_document(**(FAILED if kind == "failed" else {"gate": None} if kind == "nothing" else {})),
+            record,
+        )
     tab.errors.clear()
     tab.requests.clear()
     tab.open(path, width=width, dark=dark)
@@ -95,9 +141,20 @@ def test_the_page_shows_everything_in_a_browser_without_network_or_overflow(
         assert tab.value("document.querySelectorAll('svg').length") == 5
         assert tab.value("document.querySelectorAll('svg path.restart').length") == 2  # in both curves that have marks
         # The smallest text of a chart as it is drawn, in pixels.
-        drawn = tab.value("Math.min(...[...document.querySelectorAll('svg text')].map(t => t.getBoundingClientRect().height))")
+        drawn = tab.value(
+            "Math.min(...[...document.querySelectorAll('svg text')].map(t => t.getBoundingClientRect().height))"
+        )
         assert drawn >= 10, drawn
-        for part in ("ip-10-0-0-2.ec2.internal", "12.30 / 0.00 GB", "aws-ofi-nccl", "2.29.7+cuda13.0", "20 steps were lost", "$9.20", "1:02:03", "nccl"):
+        for part in (
+            "ip-10-0-0-2.ec2.internal",
+            "12.30 / 0.00 GB",
+            "aws-ofi-nccl",
+            "2.29.7+cuda13.0",
+            "20 steps were lost",
+            "$9.20",
+            "1:02:03",
+            "nccl",
+        ):
             assert part in text, part
     if kind == "failed":
         assert "rank 1 failed first" in text and "The gate's reasons" in text
@@ -111,7 +168,13 @@ def test_the_numbers_are_those_of_the_steps_after_the_warm_up(tmp_path: Path) ->
     assert found["data_wait_share"] == pytest.approx(0.1)
     assert found["lost_steps"] == 20
     assert found["usd_per_million_tokens"] == pytest.approx(9.2 / 200_000 * 1e6)
-    assert told["versions"] == {"Ray": "2.58.0", "PyTorch": "2.13.0", "NCCL": "2.29.7+cuda13.0", "aws-ofi-nccl": "1.21.1", "libfabric": "2.4"}
+    assert told["versions"] == {
+        "Ray": "2.58.0",
+        "PyTorch": "2.13.0",
+        "NCCL": "2.29.7+cuda13.0",
+        "aws-ofi-nccl": "1.21.1",
+        "libfabric": "2.4",
+    }
     assert told["runs"][0]["transports"]["10.0.0.1"]["interfaces"] == {"eth0": 5_000_000}
 
 

@@ -35,9 +35,14 @@ Exit code 0 where every transport has a run that counts; 3 where the gate proved
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Both benchmarks and their flags."""
-    parser = subparsers.add_parser("bench", help="the same job over EFA and over TCP; NCCL bus bandwidth", description=DESCRIPTION, epilog=EXAMPLES)
+    parser = subparsers.add_parser(
+        "bench", help="the same job over EFA and over TCP; NCCL bus bandwidth", description=DESCRIPTION, epilog=EXAMPLES
+    )
     kinds = parser.add_subparsers(dest="bench", metavar="BENCH", required=True)
-    for name, help_, repeat in (("transport", "the same job over each transport", 3), ("nccl", "bus bandwidth by message size", 1)):
+    for name, help_, repeat in (
+        ("transport", "the same job over each transport", 3),
+        ("nccl", "bus bandwidth by message size", 1),
+    ):
         one = kinds.add_parser(name, help=help_, usage=f"eks-ray-train bench {name} [options] -- ARGS")
         add_address(one)
         one.add_argument(
@@ -45,10 +50,16 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
             help="transports, with commas: efa, tcp, none (default: "
             + ("efa,tcp" if name == "transport" else "efa") + " where the cluster has EFA, else none)",
         )  # fmt: skip
-        one.add_argument("--repeat", type=int, default=repeat, metavar="N", help=f"runs over each transport (default: {repeat})")
+        one.add_argument(
+            "--repeat", type=int, default=repeat, metavar="N", help=f"runs over each transport (default: {repeat})"
+        )
         one.add_argument("--timeout", type=float, metavar="S", help="stop each run after so many seconds")
-        one.add_argument("--job-dir", type=Path, default=Path("job"), metavar="DIR", help="folder to upload (default: job)")
-        one.add_argument("--report-dir", type=Path, default=Path("runs"), metavar="DIR", help="where the report goes (default: runs)")
+        one.add_argument(
+            "--job-dir", type=Path, default=Path("job"), metavar="DIR", help="folder to upload (default: job)"
+        )
+        one.add_argument(
+            "--report-dir", type=Path, default=Path("runs"), metavar="DIR", help="where the report goes (default: runs)"
+        )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -69,10 +80,18 @@ def run(args: argparse.Namespace) -> int:
     package = build_package(args.job_dir)
     with connect(args.address, wait=ClusterWait(out=sys.stderr)) as target:
         has_efa = target.instance is not None and target.instance.efa_interfaces > 0 and (target.nodes or 0) > 1
-        over: list[Over] = chosen or ((["efa", "tcp"] if args.bench == "transport" else ["efa"]) if has_efa else ["none"])
+        over: list[Over] = chosen or (
+            (["efa", "tcp"] if args.bench == "transport" else ["efa"]) if has_efa else ["none"]
+        )
         measure = _transport if args.bench == "transport" else _nccl
         document, runs = measure(args, target, over, package)
-    document = {"benchmark": args.bench, **target.to_json(), **document, "runs": [run.to_json() for run in runs], "exit_code": _exit_code(over, runs)}
+    document = {
+        "benchmark": args.bench,
+        **target.to_json(),
+        **document,
+        "runs": [run.to_json() for run in runs],
+        "exit_code": _exit_code(over, runs),
+    }
     name = new_submission_id(f"bench-{args.bench}")
     document["report"] = str(write_bench(args.report_dir / name, document, runs))
     print(f"report: {document['report']}", file=sys.stderr)
@@ -106,7 +125,9 @@ def _tell(run: Counted, figure: str) -> None:
     print(f"{run.over} {run.repeat}: {said}", file=sys.stderr, flush=True)
 
 
-def _transport(args: argparse.Namespace, target: Target, over: list[Over], package: Any) -> tuple[dict[str, Any], list[Counted]]:
+def _transport(
+    args: argparse.Namespace, target: Target, over: list[Over], package: Any
+) -> tuple[dict[str, Any], list[Counted]]:
     from .bench_figures import order, spread
     from .bench_runs import run_counted
     from .run_figures import figures
@@ -119,8 +140,8 @@ def _transport(args: argparse.Namespace, target: Target, over: list[Over], packa
         job_args.append(f"--warmup_steps={WARM_UP_STEPS}")
     runs: list[Counted] = []
     for repeat, kind in order(over, args.repeat):
-        request = RunRequest(job_args=job_args, package=package, expect=kind, timeout_s=args.timeout)  # type: ignore[arg-type]
-        done = run_counted(target, request, over=kind, repeat=repeat)  # type: ignore[arg-type]
+        request = RunRequest(job_args=job_args, package=package, expect=kind, timeout_s=args.timeout)
+        done = run_counted(target, request, over=kind, repeat=repeat)
         runs.append(done)
         middle = figures(done.record, usd=None)["median_step_s"]
         _tell(done, f"median step {middle:.4f} s" if middle is not None else "no step time")
@@ -129,20 +150,27 @@ def _transport(args: argparse.Namespace, target: Target, over: list[Over], packa
         each = [figures(run.record, usd=None) for run in runs if run.over == kind and run.counts]
         found[kind] = {
             "median_step_s": spread([f["median_step_s"] for f in each if f["median_step_s"] is not None]),
-            "median_tokens_per_s": spread([f["median_tokens_per_s"] for f in each if f["median_tokens_per_s"] is not None]),
+            "median_tokens_per_s": spread(
+                [f["median_tokens_per_s"] for f in each if f["median_tokens_per_s"] is not None]
+            ),
         }
     middles = [float(middle) for kind in over if (middle := found[kind]["median_step_s"]["median"])]
     ratio = middles[1] / middles[0] if len(over) == len(middles) == 2 else None
     for kind in over:
         step = found[kind]["median_step_s"]
         if step["count"]:
-            print(f"{kind}: {step['median']:.4f} s a step ({step['low']:.4f} to {step['high']:.4f} over {step['count']} runs)", file=sys.stderr)
+            print(
+                f"{kind}: {step['median']:.4f} s a step ({step['low']:.4f} to {step['high']:.4f} over {step['count']} runs)",
+                file=sys.stderr,
+            )
     if ratio:
         print(f"a step over {over[1]} takes {ratio:.2f} times as long as over {over[0]}", file=sys.stderr)
     return {"job_args": job_args, "transports": found, "ratio": ratio}, runs
 
 
-def _nccl(args: argparse.Namespace, target: Target, over: list[Over], package: Any) -> tuple[dict[str, Any], list[Counted]]:
+def _nccl(
+    args: argparse.Namespace, target: Target, over: list[Over], package: Any
+) -> tuple[dict[str, Any], list[Counted]]:
     from .bench_figures import bandwidths, exchanged_bytes, order
     from .bench_runs import prove, run_counted
     from .runs import RunRequest
@@ -151,8 +179,10 @@ def _nccl(args: argparse.Namespace, target: Target, over: list[Over], package: A
     line = target.instance.network_gbps if target.instance else None
     runs: list[Counted] = []
     for repeat, kind in order(over, args.repeat):
-        request = RunRequest(job_args=args.job_args, package=package, script="nccl_bench.py", expect=kind, timeout_s=args.timeout)  # type: ignore[arg-type]
-        done = run_counted(target, request, over=kind, repeat=repeat, least_bytes=0)  # type: ignore[arg-type]
+        request = RunRequest(
+            job_args=args.job_args, package=package, script="nccl_bench.py", expect=kind, timeout_s=args.timeout
+        )
+        done = run_counted(target, request, over=kind, repeat=repeat, least_bytes=0)
         # How much must have crossed is only known once the sizes are.
         proof, why_not = prove(done.result, over=done.over, least_bytes=exchanged_bytes(done.record.bandwidth))
         done = type(done)(over=done.over, repeat=repeat, result=done.result, proof=proof, why_not=why_not)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
+
+Kind = TypeVar("Kind", bound=str)
 
 
 def spread(values: Sequence[float]) -> dict[str, float | int | None]:
@@ -52,6 +54,6 @@ def exchanged_bytes(events: Sequence[Mapping[str, Any]]) -> float:
     return total
 
 
-def order(kinds: Sequence[str], repeats: int) -> list[tuple[int, str]]:
+def order(kinds: Sequence[Kind], repeats: int) -> list[tuple[int, Kind]]:
     """(repetition, kind): every second repetition backwards, so that a drift of the machine hits all kinds alike."""
     return [(n + 1, kind) for n in range(repeats) for kind in (kinds if n % 2 == 0 else list(reversed(kinds)))]

@@ -47,7 +47,9 @@ class Counted:
         }
 
 
-def run_counted(target: Target, request: RunRequest, *, over: Over, repeat: int, least_bytes: float | None = None) -> Counted:
+def run_counted(
+    target: Target, request: RunRequest, *, over: Over, repeat: int, least_bytes: float | None = None
+) -> Counted:
     """Submit, follow to the end, judge. ``least_bytes``: what each node must have sent where no gate can judge (over ``none``).
 
     Raises JobFailedError where the run was detached from: a benchmark has no use for half of its runs.
@@ -65,7 +67,9 @@ def run_counted(target: Target, request: RunRequest, *, over: Over, repeat: int,
     finally:
         mark(target.clear_busy, submission_id)
     if result.detached:
-        raise JobFailedError(f"the benchmark was interrupted; {submission_id} goes on: eks-ray-train stop {submission_id}")
+        raise JobFailedError(
+            f"the benchmark was interrupted; {submission_id} goes on: eks-ray-train stop {submission_id}"
+        )
     proof, why_not = prove(result, over=over, least_bytes=least_bytes)
     return Counted(over=over, repeat=repeat, result=result, proof=proof, why_not=why_not)
 
@@ -79,7 +83,10 @@ def prove(result: RunResult, *, over: Over, least_bytes: float | None = None) ->
         if verdict is None:
             raise EksRayTrainError("a benchmark's run was not judged; this should not happen")
         if verdict.outcome == "pass":
-            return f"gate: {verdict.transport.json_value} on {verdict.nodes_seen} of {verdict.nodes_expected} nodes", None
+            return (
+                f"gate: {verdict.transport.json_value} on {verdict.nodes_seen} of {verdict.nodes_expected} nodes",
+                None,
+            )
         return "", "; ".join(verdict.reasons) or f"the gate says {verdict.outcome}"
     sent = {node: _most(entry.get("interfaces") or {}) for node, entry in result.record.transports.items()}
     if len(sent) < 2:
@@ -90,7 +97,10 @@ def prove(result: RunResult, *, over: Over, least_bytes: float | None = None) ->
     low = min(sent, key=lambda node: sent[node][1])
     said = ", ".join(f"{node} {name} {count / 1e6:,.1f} MB" for node, (name, count) in sorted(sent.items()))
     if sent[low][1] < needed:
-        return "", f"node {low} sent {sent[low][1] / 1e6:,.1f} MB over its interfaces, less than the {needed / 1e6:,.1f} MB that the run exchanges"
+        return (
+            "",
+            f"node {low} sent {sent[low][1] / 1e6:,.1f} MB over its interfaces, less than the {needed / 1e6:,.1f} MB that the run exchanges",
+        )
     return f"sent by interface: {said} (at least {needed / 1e6:,.1f} MB are exchanged)", None
 
 

@@ -51,7 +51,7 @@ def read_node(node: Mapping[str, Any]) -> Node:
     metadata, status = node.get("metadata") or {}, node.get("status") or {}
     labels = metadata.get("labels") or {}
     allocatable = status.get("allocatable") or {}
-    state = next((c for c in status.get("conditions") or [] if c.get("type") == "Ready"), {})
+    state: dict[str, Any] = next((c for c in status.get("conditions") or [] if c.get("type") == "Ready"), {})
     cordoned = bool((node.get("spec") or {}).get("unschedulable"))
     why = ""
     if state.get("status") != "True":
@@ -75,7 +75,7 @@ def read_pod(pod: Mapping[str, Any]) -> Pod:
     metadata, spec, status = pod.get("metadata") or {}, pod.get("spec") or {}, pod.get("status") or {}
     container = (spec.get("containers") or [{}])[0]
     name = str(container.get("name", ""))
-    state = next((s for s in status.get("containerStatuses") or [] if s.get("name") == name), {})
+    state: dict[str, Any] = next((s for s in status.get("containerStatuses") or [] if s.get("name") == name), {})
     why = why_not_ready(pod)
     return Pod(
         name=str(metadata.get("name", "?")),
@@ -106,7 +106,9 @@ def why_not_ready(pod: Mapping[str, Any]) -> str:
     for entry in status.get("initContainerStatuses") or []:
         waiting, running = ((entry.get("state") or {}).get(kind) for kind in ("waiting", "running"))
         if waiting and waiting.get("reason") != "PodInitializing":
-            return f"init container {entry.get('name')}: {waiting.get('reason')}: {waiting.get('message', '')}".rstrip(": ")
+            return f"init container {entry.get('name')}: {waiting.get('reason')}: {waiting.get('message', '')}".rstrip(
+                ": "
+            )
         if running is not None:
             return f"init container {entry.get('name')} is running" + (
                 " (it waits for the head)" if entry.get("name") == "wait-gcs-ready" else ""
@@ -124,7 +126,9 @@ def why_not_ready(pod: Mapping[str, Any]) -> str:
 
 def replicas_of(ray_cluster: Mapping[str, Any]) -> int:
     """Worker pods that the RayCluster object asks for."""
-    return sum(int(group.get("replicas") or 0) for group in (ray_cluster.get("spec") or {}).get("workerGroupSpecs") or [])
+    return sum(
+        int(group.get("replicas") or 0) for group in (ray_cluster.get("spec") or {}).get("workerGroupSpecs") or []
+    )
 
 
 def not_seen_by_operator(ray_cluster: Mapping[str, Any]) -> bool:

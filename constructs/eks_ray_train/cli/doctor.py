@@ -19,7 +19,9 @@ examples:
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """The command takes no flags of its own."""
-    subparsers.add_parser("doctor", help="what stands between this cluster and a run", description=DESCRIPTION, epilog=EXAMPLES)
+    subparsers.add_parser(
+        "doctor", help="what stands between this cluster and a run", description=DESCRIPTION, epilog=EXAMPLES
+    )
 
 
 def run(args: argparse.Namespace) -> int:

@@ -22,7 +22,9 @@ if TYPE_CHECKING:
 class ClusterFacts:
     """What the checks look at, each asked for once. ``open_objects`` opens the cluster's API (closed by whoever gave it)."""
 
-    def __init__(self, settings: Settings, session: tuple[Any, str], open_objects: Callable[[Any], KubeObjects]) -> None:
+    def __init__(
+        self, settings: Settings, session: tuple[Any, str], open_objects: Callable[[Any], KubeObjects]
+    ) -> None:
         self.settings = settings
         self.session, self.region = session
         self.instance = get_instance_type(
@@ -91,7 +93,7 @@ def cluster(facts: ClusterFacts) -> Finding:
 
 def endpoint(facts: ClusterFacts) -> Finding:
     """Its Kubernetes API answers this machine, whoever it takes us for."""
-    from .kube import Forbidden, UnknownCaller
+    from .kube_errors import Forbidden, UnknownCaller
 
     try:
         return ok(f"Kubernetes {facts.objects.version()} answers")
@@ -114,20 +116,34 @@ def nodes(facts: ClusterFacts) -> Finding:
     problems = [f"{node.name}: {node.why}" for node in have if not node.ready]
     zones = sorted({node.zone for node in have})
     if len(have) < settings.gpu_node_count:
-        problems += launch_problems(facts.session, cluster=facts.cluster_name, region=facts.region, wanted=settings.gpu_node_count)
+        problems += launch_problems(
+            facts.session, cluster=facts.cluster_name, region=facts.region, wanted=settings.gpu_node_count
+        )
     if len(ready) < settings.gpu_node_count:
         lines = [f"{len(ready)} of {settings.gpu_node_count} GPU nodes are ready", *problems]
-        return wrong("\n".join(lines), "eks-ray-train capacity find shows where there is capacity; eks-ray-train scale starts nodes again")
+        return wrong(
+            "\n".join(lines),
+            "eks-ray-train capacity find shows where there is capacity; eks-ray-train scale starts nodes again",
+        )
     other = sorted({node.instance_type for node in have} - {settings.gpu_instance_type})
     if other:
-        return wrong(f"GPU nodes of type {', '.join(other)}, the settings say {settings.gpu_instance_type}", "deploy, or correct cdk.json")
+        return wrong(
+            f"GPU nodes of type {', '.join(other)}, the settings say {settings.gpu_instance_type}",
+            "deploy, or correct cdk.json",
+        )
     if len(zones) > 1:
-        return wrong(f"GPU nodes in {', '.join(zones)}: EFA does not cross zones", "set gpu_zone in cdk.json and deploy")
+        return wrong(
+            f"GPU nodes in {', '.join(zones)}: EFA does not cross zones", "set gpu_zone in cdk.json and deploy"
+        )
     if settings.gpu_zone and zones != [settings.gpu_zone]:
-        return wrong(f"GPU nodes in {zones[0]}, the settings say {settings.gpu_zone}", "deploy, or correct gpu_zone in cdk.json")
+        return wrong(
+            f"GPU nodes in {zones[0]}, the settings say {settings.gpu_zone}", "deploy, or correct gpu_zone in cdk.json"
+        )
     system = [node for node in facts.nodes if node.role == "system" and not node.ready]
     if system:
-        return wrong("\n".join(f"system node {node.name}: {node.why}" for node in system), "the head and the operator run there")
+        return wrong(
+            "\n".join(f"system node {node.name}: {node.why}" for node in system), "the head and the operator run there"
+        )
     return ok(f"{len(ready)} {settings.gpu_instance_type} in {zones[0]}")
 
 
@@ -149,9 +165,13 @@ def device_plugins(facts: ClusterFacts) -> Finding:
         if not found:
             bad.append(f"there is no DaemonSet {release.release} in {release.namespace}")
         elif wanted < want:
-            bad.append(f"{text} ready: it wants {wanted} of {want} GPU nodes, so a taint or a label keeps it away from the others")
+            bad.append(
+                f"{text} ready: it wants {wanted} of {want} GPU nodes, so a taint or a label keeps it away from the others"
+            )
         elif ready < wanted:
-            bad.append(f"{text} ready: kubectl -n {release.namespace} describe daemonset {found[0]['metadata']['name']}")
+            bad.append(
+                f"{text} ready: kubectl -n {release.namespace} describe daemonset {found[0]['metadata']['name']}"
+            )
         else:
             good.append(text)
     if bad:
@@ -169,7 +189,10 @@ def allocatable(facts: ClusterFacts) -> Finding:
         if have != want
     ]
     if bad:
-        return wrong("\n".join(bad), "missing EFA: the launch template's interfaces or the EFA plugin; missing GPUs: the driver or NVIDIA's plugin")
+        return wrong(
+            "\n".join(bad),
+            "missing EFA: the launch template's interfaces or the EFA plugin; missing GPUs: the driver or NVIDIA's plugin",
+        )
     return ok(f"{row.gpus} GPUs and {row.efa_interfaces} EFA interfaces on each of {len(facts.gpu_nodes)} nodes")
 
 
@@ -195,5 +218,3 @@ def checks() -> Sequence[Check[ClusterFacts]]:
         Check(name="storage", look=ray.storage, needs=pods),
         Check(name="image", look=ray.image, needs=api),
     )
-
-

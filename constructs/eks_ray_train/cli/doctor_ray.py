@@ -21,7 +21,7 @@ def operator(facts: ClusterFacts) -> Finding:
     """KubeRay's operator runs, in the version that the settings name."""
     from eks_ray_train.helm import kuberay_operator_release
 
-    from .kube import NotThere
+    from .kube_errors import NotThere
 
     release = kuberay_operator_release(facts.settings.kuberay_version)
     look = f"kubectl -n {release.namespace} describe pods; kubectl -n {release.namespace} logs deployment/{release.release}"
@@ -36,13 +36,16 @@ def operator(facts: ClusterFacts) -> Finding:
         return wrong(f"{available} of {max(wanted, 1)} operator pods are available", look)
     running = image.rpartition(":")[2].lstrip("v")
     if running != facts.settings.kuberay_version.lstrip("v") and "@" not in image:
-        return wrong(f"the operator is {running}, the settings say {facts.settings.kuberay_version}", "deploy the cluster's stack")
+        return wrong(
+            f"the operator is {running}, the settings say {facts.settings.kuberay_version}",
+            "deploy the cluster's stack",
+        )
     return ok(f"KubeRay {running} runs")
 
 
 def ray_cluster(facts: ClusterFacts) -> Finding:
     """The RayCluster is there, asks for the declared workers, and the operator has taken it up."""
-    from .kube import NotThere
+    from .kube_errors import NotThere
 
     name, settings = facts.objects.ray_cluster_name, facts.settings
     try:
@@ -53,7 +56,9 @@ def ray_cluster(facts: ClusterFacts) -> Finding:
             and (e.get("involvedObject") or {}).get("name") == name]  # fmt: skip
     if not_seen_by_operator(found):
         lines = ["the operator has not taken up the RayCluster's newest specification", *said[:3]]
-        return wrong("\n".join(lines), "the API server accepts what the operator refuses: correct what its Warning event names")
+        return wrong(
+            "\n".join(lines), "the API server accepts what the operator refuses: correct what its Warning event names"
+        )
     if replicas_of(found) != settings.gpu_node_count:
         return wrong(
             f"it asks for {replicas_of(found)} workers, the settings say {settings.gpu_node_count}",
@@ -73,7 +78,10 @@ def pods(facts: ClusterFacts) -> Finding:
     if heads and len(ready) >= want:
         return ok(f"head and {len(ready)} workers are ready")
     bad = [pod for pod in facts.pods if not pod.ready]
-    lines = [f"{'head' if heads else 'no head'}, {len(ready)} of {want} workers ready", *(f"{pod.name}: {pod.why}" for pod in bad)]
+    lines = [
+        f"{'head' if heads else 'no head'}, {len(ready)} of {want} workers ready",
+        *(f"{pod.name}: {pod.why}" for pod in bad),
+    ]
     lines += events_about(facts.warnings, [pod.name for pod in bad])[:4]
     return wrong("\n".join(lines), f"kubectl -n {facts.settings.namespace} get pods; the checks above may say why")
 
@@ -100,7 +108,10 @@ def fabric(facts: ClusterFacts) -> Finding:
     want = facts.instance.efa_interfaces
     missing = [pod for pod in facts.pod_facts if pod.fi_info_code is None]
     if missing:
-        return unknown(f"{missing[0].pod}: fi_info could not be run ({missing[0].fi_info_error or 'not installed'})", "use the Ray Train image")
+        return unknown(
+            f"{missing[0].pod}: fi_info could not be run ({missing[0].fi_info_error or 'not installed'})",
+            "use the Ray Train image",
+        )
     bad = []
     for pod in facts.pod_facts:
         if pod.fi_info_code != 0 or not any(name.startswith("efa") for name in pod.providers):
@@ -118,7 +129,9 @@ def versions(facts: ClusterFacts) -> Finding:
     asked, want = facts.pod_facts, facts.settings.ray_version
     bad = [f"{pod.pod}: Ray {pod.ray}, the settings say {want}" for pod in asked if pod.ray and pod.ray != want]
     if bad:
-        return wrong("\n".join(bad), "set ray_version in cdk.json to what dlc_image holds, or choose the other image, and deploy")
+        return wrong(
+            "\n".join(bad), "set ray_version in cdk.json to what dlc_image holds, or choose the other image, and deploy"
+        )
     if any(pod.ray is None for pod in asked):
         return unknown("the pods' Python has no Ray that says its version")
     torch = sorted({str(pod.torch) for pod in asked})
@@ -131,12 +144,17 @@ def storage(facts: ClusterFacts) -> Finding:
     asked = facts.pod_facts
     bad = [f"{pod.pod}: {pod.storage_path}: {pod.storage_error}" for pod in asked if pod.storage_ok is False]
     if bad:
-        return wrong("\n".join(bad), "the pods' service account needs its Pod Identity association and the bucket (or /fsx its claim)")
+        return wrong(
+            "\n".join(bad),
+            "the pods' service account needs its Pod Identity association and the bucket (or /fsx its claim)",
+        )
     path = asked[0].storage_path
     if path is None:
         if facts.settings.storage == "none":
             return ok("the settings say none: give the job --storage-path")
-        return wrong(f"the settings say {facts.settings.storage}, but the pods have no storage path", "deploy the training stack")
+        return wrong(
+            f"the settings say {facts.settings.storage}, but the pods have no storage path", "deploy the training stack"
+        )
     return ok(f"every worker can write to {path}")
 
 
@@ -149,13 +167,18 @@ def image(facts: ClusterFacts) -> Finding:
     named = facts.settings.dlc_image
     if len(set(digests.values())) > 1:
         each = "\n".join(f"{name}: {digest}" for name, digest in digests.items())
-        return wrong(f"the pods run different images under one tag\n{each}", "name a digest in dlc_image (…@sha256:…) and deploy")
+        return wrong(
+            f"the pods run different images under one tag\n{each}", "name a digest in dlc_image (…@sha256:…) and deploy"
+        )
     digest = next(iter(digests.values()))
     if "@" in named and named.rpartition("@")[2] != digest:
         return wrong(f"the pods run {digest}, dlc_image says {named.rpartition('@')[2]}", "deploy the training stack")
     asked = {pod.image.rpartition("/")[2].partition("@")[0] for pod in running}
     tag = named.rpartition("/")[2].partition("@")[0]
     if "@" not in named and asked != {tag}:
-        return wrong(f"the pods' image is {', '.join(sorted(pod.image for pod in running)[:1])}, dlc_image says {named}", "deploy the training stack")
+        return wrong(
+            f"the pods' image is {', '.join(sorted(pod.image for pod in running)[:1])}, dlc_image says {named}",
+            "deploy the training stack",
+        )
     pin = "" if "@" in named else f"; to pin what this tag means today: dlc_image {named.rpartition(':')[0]}@{digest}"
     return ok(f"all {len(running)} pods run {digest[:19]}…{pin}")

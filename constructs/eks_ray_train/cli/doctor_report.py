@@ -108,7 +108,9 @@ def line(result: Result) -> str:
     lines = [f"{finding.state.value:<8} {result.name:<{NAME_WIDTH}} {first}"]
     indent = " " * (9 + NAME_WIDTH + 1)
     lines += [indent + text for text in more]
-    lines += [f"{indent}{'->' if not number else '  '} {text}" for number, text in enumerate(finding.remedy.splitlines())]
+    lines += [
+        f"{indent}{'->' if not number else '  '} {text}" for number, text in enumerate(finding.remedy.splitlines())
+    ]
     return "\n".join(lines)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import contextlib
 import os
-import re
 import tempfile
 import threading
 from collections.abc import Iterator
@@ -21,6 +20,7 @@ from eks_ray_train.settings import Settings, load_settings
 from .connect import Target
 from .eks_access import EksCluster, NoAnswer, TokenSource, caller_arn, describe_cluster, make_session
 from .jobs_api import JobsClient, Unreachable
+from .kube_errors import Forbidden, NotThere, UnknownCaller, status_of
 from .kube_objects import KubeObjects
 from .node_groups import launch_problems
 from .port_forward import PortForward
@@ -39,18 +39,6 @@ class HeadPod:
 
     name: str
     secret: tuple[str, str] | None
-
-
-class NotThere(ClusterNotReadyError):
-    """The API server knows no such object."""
-
-
-class UnknownCaller(ClusterNotReadyError):
-    """The cluster has no access entry for this identity."""
-
-
-class Forbidden(ClusterNotReadyError):
-    """This identity may not do that."""
 
 
 class KubeCluster:
@@ -89,7 +77,7 @@ class KubeCluster:
         try:
             return method(*args, _request_timeout=TIMEOUTS, **kwargs)
         except ApiException as error:
-            status = _status_of(error)
+            status = status_of(error)
             if status == 401:
                 raise UnknownCaller(
                     f"cluster {self._eks.name} does not know {self._caller()}; add the IAM role's ARN (for a signed-in role: with "
@@ -190,12 +178,6 @@ class KubeCluster:
         """Why GPU nodes are missing, as the EKS API knows it."""
         session, region = make_session(self._eks.region)
         return launch_problems(session, cluster=self._eks.name, region=region, wanted=wanted_nodes)
-
-
-def _status_of(error: Any) -> int:
-    """HTTP status of a refused call; where a WebSocket was refused (exec, port forwarding) the client only puts it into the text."""
-    found = re.search(r"Handshake status (\d+)", str(error.reason)) if not error.status else None
-    return int(found[1]) if found else int(error.status or 0)
 
 
 def _is_ready(pod: Any) -> bool:

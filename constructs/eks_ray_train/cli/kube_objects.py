@@ -78,7 +78,9 @@ class KubeObjects:
         from kubernetes import client
 
         core = client.CoreV1Api(self.kube.api())
-        found = self._ask("list events", core.list_namespaced_event, self.namespace, field_selector="type=Warning", limit=500)
+        found = self._ask(
+            "list events", core.list_namespaced_event, self.namespace, field_selector="type=Warning", limit=500
+        )
         return sorted(found["items"], key=event_time, reverse=True)
 
     def daemon_sets(self, namespace: str) -> list[dict[str, Any]]:
@@ -93,7 +95,9 @@ class KubeObjects:
         from kubernetes import client
 
         apps = client.AppsV1Api(self.kube.api())
-        return dict(self._ask(f"read the Deployment {namespace}/{name}", apps.read_namespaced_deployment, name, namespace))
+        return dict(
+            self._ask(f"read the Deployment {namespace}/{name}", apps.read_namespaced_deployment, name, namespace)
+        )
 
     def run_in_pod(self, pod: str, container: str, command: Sequence[str], *, timeout_s: float) -> Ran:
         """Run a program in a pod and wait for it, at most ``timeout_s`` seconds."""
@@ -121,5 +125,9 @@ def event_time(event: dict[str, Any]) -> str:
     series = event.get("series") or {}
     metadata = event.get("metadata") or {}
     return str(
-        event.get("lastTimestamp") or series.get("lastObservedTime") or event.get("eventTime") or metadata.get("creationTimestamp") or ""
+        event.get("lastTimestamp")
+        or series.get("lastObservedTime")
+        or event.get("eventTime")
+        or metadata.get("creationTimestamp")
+        or ""
     )

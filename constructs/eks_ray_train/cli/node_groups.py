@@ -29,7 +29,9 @@ def launch_problems(session: Any, *, cluster: str, region: str, wanted: int) -> 
             if group.get("status") not in ("ACTIVE", None):
                 lines.append(f"node group {name} is {group['status']}")
             for issue in (group.get("health") or {}).get("issues") or []:
-                lines.append(f"node group {name}: {issue.get('code')}: {' '.join(str(issue.get('message', '')).split())[:300]}")
+                lines.append(
+                    f"node group {name}: {issue.get('code')}: {' '.join(str(issue.get('message', '')).split())[:300]}"
+                )
     except (BotoCoreError, ClientError):
         return []  # an additional answer: without permission for it the rest still holds
     if sizes and sum(sizes.values()) < wanted:

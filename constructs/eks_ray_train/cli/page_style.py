@@ -40,7 +40,11 @@ def page(title: str, body: str) -> str:
 
 def tiles(figures: Iterable[tuple[str, str]]) -> str:
     """Key figures: (name, value)."""
-    return '<div class="tiles">' + "".join(f'<div class="tile"><b>{_text(value)}</b><span>{_text(name)}</span></div>' for name, value in figures) + "</div>"
+    return (
+        '<div class="tiles">'
+        + "".join(f'<div class="tile"><b>{_text(value)}</b><span>{_text(name)}</span></div>' for name, value in figures)
+        + "</div>"
+    )
 
 
 def figure(caption: str, picture: str) -> str:
@@ -63,7 +67,9 @@ def table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
 def facts(pairs: Iterable[tuple[str, Any]]) -> str:
     """Names and values, those that are known."""
     rows = "".join(
-        f"<tr><th>{_text(name.replace('_', ' '))}</th><td>{_text(shown(value))}</td></tr>" for name, value in pairs if value is not None and value != ""
+        f"<tr><th>{_text(name.replace('_', ' '))}</th><td>{_text(shown(value))}</td></tr>"
+        for name, value in pairs
+        if value is not None and value != ""
     )
     return f'<div class="scroll"><table class="facts"><tbody>{rows}</tbody></table></div>' if rows else ""
 

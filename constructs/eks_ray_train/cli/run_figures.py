@@ -16,7 +16,11 @@ PARTS = ("compute and communication", "waiting for data", "stopped for a checkpo
 
 def number(value: Any) -> float | None:
     """A finite number, or None."""
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) else None
+    return (
+        float(value)
+        if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+        else None
+    )
 
 
 def curve(record: RunRecord, name: str) -> list[tuple[float, float]]:
@@ -47,7 +51,9 @@ def figures(record: RunRecord, *, usd: float | None) -> dict[str, Any]:
         "median_mfu": statistics.median(mfus) if mfus else None,
         "data_wait_share": sum(waits) / sum(times) if times and sum(times) > 0 else None,
         "checkpoint_blocking_s": blocked,
-        "peak_memory_gib": max((value for s in record.steps if (value := number(s.get("peak_memory_gib"))) is not None), default=None),
+        "peak_memory_gib": max(
+            (value for s in record.steps if (value := number(s.get("peak_memory_gib"))) is not None), default=None
+        ),
         "usd_per_million_tokens": usd / tokens * 1e6 if usd is not None and tokens else None,
         "lost_steps": sum(int(r.get("lost_steps") or 0) for r in record.restarts),
     }
@@ -66,12 +72,16 @@ def times_of_steps(record: RunRecord) -> dict[int, float]:
 def marks(record: RunRecord) -> list[Mark]:
     """Checkpoints and restarts on the axis of steps."""
     saved = [
-        Mark(x=c["step"], kind="checkpoint" if not c.get("error") else "restart", title=f"checkpoint at step {c['step']}")
+        Mark(
+            x=c["step"], kind="checkpoint" if not c.get("error") else "restart", title=f"checkpoint at step {c['step']}"
+        )
         for c in record.checkpoints
         if isinstance(c.get("step"), int)
     ]
     again = [
-        Mark(x=r["step"], kind="restart", title=f"restart from step {r['step']}") for r in record.restarts if isinstance(r.get("step"), int)
+        Mark(x=r["step"], kind="restart", title=f"restart from step {r['step']}")
+        for r in record.restarts
+        if isinstance(r.get("step"), int)
     ]
     return [*saved, *again]
 
@@ -87,7 +97,11 @@ def bars(record: RunRecord) -> list[tuple[float, tuple[float, float, float]]]:
         group = steps[start : start + size]
         low, high = group[0]["step"], group[-1]["step"]
         last = start + size >= len(steps)
-        inside = [c for c in record.checkpoints if isinstance(c.get("step"), int) and low <= c["step"] and (last or c["step"] <= high)]
+        inside = [
+            c
+            for c in record.checkpoints
+            if isinstance(c.get("step"), int) and low <= c["step"] and (last or c["step"] <= high)
+        ]
         blocked = sum(number(c.get("blocking_seconds")) or 0.0 for c in inside) / len(group)
         waited = sum(number(s.get("data_wait_s")) or 0.0 for s in group) / len(group)
         total = sum(number(s.get("step_s")) or 0.0 for s in group) / len(group)
@@ -117,7 +131,8 @@ def time_line(record: RunRecord) -> list[tuple[str, str, str]]:
         about = f"{r.get('world_size', '?')} ranks, from {r.get('resumed_from') or 'the start'}{lost}"
         rows.append((int(r.get("step") or 0), "restart", about, ""))
     return [
-        (f"step {step}" + (f", {duration(at[step])}" if step in at else ""), what, about) for step, what, about, _ in sorted(rows, key=lambda r: r[0])
+        (f"step {step}" + (f", {duration(at[step])}" if step in at else ""), what, about)
+        for step, what, about, _ in sorted(rows, key=lambda r: r[0])
     ]
 
 

@@ -32,7 +32,10 @@ def write_reports(folder: Path, document: dict[str, Any], runs: Runs, *, title: 
     full = {
         **document,
         "versions": versions([record for _, record in runs], document),
-        "runs": [{"name": name, **record.to_json(), "figures": found} for (name, record), found in zip(runs, derived, strict=True)],
+        "runs": [
+            {"name": name, **record.to_json(), "figures": found}
+            for (name, record), found in zip(runs, derived, strict=True)
+        ],
     }
     path = folder / "report.html"
     try:
@@ -40,7 +43,9 @@ def write_reports(folder: Path, document: dict[str, Any], runs: Runs, *, title: 
         (folder / "report.json").write_text(json.dumps(full, indent=1), encoding="utf-8")
         path.write_text(render(title, full, runs, derived), encoding="utf-8")
     except OSError as error:
-        raise UsageError(f"cannot write the report to {folder}: {error.strerror or error}; choose another folder") from None
+        raise UsageError(
+            f"cannot write the report to {folder}: {error.strerror or error}; choose another folder"
+        ) from None
     return path
 
 
@@ -75,12 +80,20 @@ def _status(document: dict[str, Any], heading: str) -> str:
     status = str(document.get("status", "unknown"))
     kind = "good" if status == "SUCCEEDED" else "bad"
     verdict = document.get("verdict")
-    gate = f" · gate <b class='{'bad' if verdict == 'fail' else 'good' if verdict == 'pass' else 'mute'}'>{html.escape(str(verdict))}</b>" if verdict else ""
+    gate = (
+        f" · gate <b class='{'bad' if verdict == 'fail' else 'good' if verdict == 'pass' else 'mute'}'>{html.escape(str(verdict))}</b>"
+        if verdict
+        else ""
+    )
     return f"<p>{html.escape(heading)} · <b class='{kind}'>{html.escape(status)}</b>{gate}</p>"
 
 
 def _tiles(document: dict[str, Any], runs: Runs, found: dict[str, Any]) -> list[tuple[str, str]]:
-    loss, rate, mfu = number(document.get("final_loss")), number(found.get("median_tokens_per_s")), number(found.get("median_mfu"))
+    loss, rate, mfu = (
+        number(document.get("final_loss")),
+        number(found.get("median_tokens_per_s")),
+        number(found.get("median_mfu")),
+    )
     usd = number(document.get("usd"))
     tiles = [
         ("steps", style.shown(document.get("steps"))),
@@ -98,25 +111,43 @@ def _why(document: dict[str, Any]) -> str:
     failure, reasons = document.get("failure"), (document.get("gate") or {}).get("reasons") or []
     text = f"<h2>Why it failed</h2><pre>{html.escape(str(failure))}</pre>" if failure else ""
     if reasons:
-        text += "<h2>The gate's reasons</h2><ul>" + "".join(f"<li>{html.escape(str(reason))}</li>" for reason in reasons) + "</ul>"
+        text += (
+            "<h2>The gate's reasons</h2><ul>"
+            + "".join(f"<li>{html.escape(str(reason))}</li>" for reason in reasons)
+            + "</ul>"
+        )
     return text
 
 
 def _charts(runs: Runs) -> str:
-    lines = {name: [(run, curve(record, name)) for run, record in runs] for name in ("loss", "eval_loss", "tokens_per_s", "lr", "grad_norm")}
-    held_out = [(f"{run}, held out" if len(runs) > 1 else "held out", points) for run, points in lines["eval_loss"] if points]
+    lines = {
+        name: [(run, curve(record, name)) for run, record in runs]
+        for name in ("loss", "eval_loss", "tokens_per_s", "lr", "grad_norm")
+    }
+    held_out = [
+        (f"{run}, held out" if len(runs) > 1 else "held out", points) for run, points in lines["eval_loss"] if points
+    ]
     losses = [(run if len(runs) > 1 else "training", points) for run, points in lines["loss"]]
     all_marks = [mark for _, record in runs for mark in marks(record)]
     pictures = [
         style.figure("Loss", line_chart([*losses, *held_out], label="training loss", x_label="step", marks=all_marks)),
-        style.figure("Throughput, tokens/s", line_chart(lines["tokens_per_s"], label="throughput", x_label="step", marks=all_marks, from_zero=True)),
+        style.figure(
+            "Throughput, tokens/s",
+            line_chart(lines["tokens_per_s"], label="throughput", x_label="step", marks=all_marks, from_zero=True),
+        ),
     ]
     for run, record in runs:
         more = f" ({run})" if len(runs) > 1 else ""
-        pictures.append(style.figure(f"Seconds a step by part{more}", stacked_bars(bars(record), PARTS, label="step time", x_label="step")))
+        pictures.append(
+            style.figure(
+                f"Seconds a step by part{more}", stacked_bars(bars(record), PARTS, label="step time", x_label="step")
+            )
+        )
     for name, caption in (("grad_norm", "Gradient norm"), ("lr", "Learning rate")):
         if any(points for _, points in lines[name]):
-            pictures.append(style.figure(caption, line_chart(lines[name], label=caption.lower(), x_label="step", from_zero=True)))
+            pictures.append(
+                style.figure(caption, line_chart(lines[name], label=caption.lower(), x_label="step", from_zero=True))
+            )
     return style.charts(*pictures)
 
 
@@ -125,12 +156,22 @@ def _transport(document: dict[str, Any], runs: Runs) -> str:
     head = f"<p>{style.shown(gate.get('nodes_seen'))} of {style.shown(gate.get('nodes_expected'))} nodes and {style.shown(gate.get('ranks_seen'))} ranks seen; " \
         f"transport <b>{html.escape(str(gate.get('transport')))}</b>, expected {html.escape(str(gate.get('expected')))}.</p>" if gate else ""  # fmt: skip
     nodes = [
-        (n.get("node"), n.get("ranks"), n.get("transport"), _bytes(n.get("efa_bytes")), "\n".join(n.get("evidence") or [])) for n in gate.get("nodes") or []
+        (
+            n.get("node"),
+            n.get("ranks"),
+            n.get("transport"),
+            _bytes(n.get("efa_bytes")),
+            "\n".join(n.get("evidence") or []),
+        )
+        for n in gate.get("nodes") or []
     ]
     if nodes:
         return head + style.table(("node", "ranks", "transport", "EFA sent / received", "evidence"), nodes)
     said = {node: entry for _, record in runs for node, entry in record.transports.items()}
-    rows = [(node, entry.get("ranks"), _interfaces(entry.get("interfaces") or {}), entry.get("efa") or "–") for node, entry in sorted(said.items())]
+    rows = [
+        (node, entry.get("ranks"), _interfaces(entry.get("interfaces") or {}), entry.get("efa") or "–")
+        for node, entry in sorted(said.items())
+    ]
     if rows:
         return head + style.table(("node", "ranks", "bytes sent by interface", "EFA devices"), rows)
     return head or "<p class='mute'>The run was not judged, and no rank said what it used.</p>"
@@ -152,14 +193,28 @@ def _time_line(runs: Runs) -> str:
     if not rows:
         return "<p class='mute'>No checkpoint was written and nothing was restarted.</p>"
     shown = rows if len(rows) <= 60 else [*rows[:30], *rows[-30:]]
-    note = f"<p class='mute'>The first and last 30 of {len(rows)}; all are in report.json.</p>" if len(rows) > 60 else ""
+    note = (
+        f"<p class='mute'>The first and last 30 of {len(rows)}; all are in report.json.</p>" if len(rows) > 60 else ""
+    )
     return style.table(("run", *head) if len(runs) > 1 else head, shown) + note
 
 
 def _facts(document: dict[str, Any], runs: Runs, derived: list[dict[str, Any]]) -> str:
-    plain = [(key, value) for key, value in document.items() if not isinstance(value, dict | list) and key not in _TILES_SHOWN_ELSEWHERE]
-    settings = [(key, value) for key, value in runs[0][1].config.items() if key != "event" and not isinstance(value, dict)] if runs else []
-    parts = [style.facts((document.get("versions") or {}).items()), "<h2>Run</h2>", style.facts([*plain, ("usd", document.get("usd"))])]
+    plain = [
+        (key, value)
+        for key, value in document.items()
+        if not isinstance(value, dict | list) and key not in _TILES_SHOWN_ELSEWHERE
+    ]
+    settings = (
+        [(key, value) for key, value in runs[0][1].config.items() if key != "event" and not isinstance(value, dict)]
+        if runs
+        else []
+    )
+    parts = [
+        style.facts((document.get("versions") or {}).items()),
+        "<h2>Run</h2>",
+        style.facts([*plain, ("usd", document.get("usd"))]),
+    ]
     for (name, _), found in zip(runs, derived, strict=True):
         parts += [f"<h2>Speed{f': {html.escape(name)}' if len(runs) > 1 else ''}</h2>", style.facts(found.items())]
     if settings:

@@ -60,19 +60,34 @@ def short(value: float) -> str:
 class _Frame:
     """Axes with ticks; maps data to the picture."""
 
-    def __init__(self, x: tuple[float, float], y: tuple[float, float], label: str, x_label: str, *, whole_x: bool, log_x: bool = False) -> None:
+    def __init__(
+        self,
+        x: tuple[float, float],
+        y: tuple[float, float],
+        label: str,
+        x_label: str,
+        *,
+        whole_x: bool,
+        log_x: bool = False,
+    ) -> None:
         self._log = log_x
         self._x = (math.log2(x[0]), math.log2(x[1])) if log_x else x
         self._y = y
-        self.parts = [f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{html.escape(label)}" xmlns="http://www.w3.org/2000/svg">']
+        self.parts = [
+            f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{html.escape(label)}" xmlns="http://www.w3.org/2000/svg">'
+        ]
         for tick in nice_ticks(*y):
             self.parts.append(f'<path class="grid" d="M{LEFT} {self.y(tick):.1f}H{WIDTH - RIGHT}"/>')
             self.parts.append(f'<text x="{LEFT - 6}" y="{self.y(tick) + 4:.1f}" text-anchor="end">{short(tick)}</text>')
         for tick in self._x_ticks(x):
             if not whole_x or tick == int(tick):
                 text = size_text(tick) if log_x else short(tick)
-                self.parts.append(f'<text x="{self.x(tick):.1f}" y="{HEIGHT - BOTTOM + 16}" text-anchor="middle">{text}</text>')
-        self.parts.append(f'<text x="{(LEFT + WIDTH - RIGHT) / 2:.0f}" y="{HEIGHT - 6}" text-anchor="middle">{html.escape(x_label)}</text>')
+                self.parts.append(
+                    f'<text x="{self.x(tick):.1f}" y="{HEIGHT - BOTTOM + 16}" text-anchor="middle">{text}</text>'
+                )
+        self.parts.append(
+            f'<text x="{(LEFT + WIDTH - RIGHT) / 2:.0f}" y="{HEIGHT - 6}" text-anchor="middle">{html.escape(x_label)}</text>'
+        )
 
     def _x_ticks(self, x: tuple[float, float]) -> list[float]:
         if not self._log:
@@ -113,11 +128,15 @@ def line_chart(
     y0, y1 = min(p[1] for p in points), max(max(p[1] for p in points), limit or -math.inf)
     pad = (y1 - y0) * 0.05 or abs(y1) * 0.1 or 0.5
     y0, y1 = (0.0 if from_zero else y0 - pad), y1 + pad
-    frame = _Frame((x0, x1 if x1 > x0 else (x0 * 2 if log_x else x0 + 1)), (y0, y1), label, x_label, whole_x=not log_x, log_x=log_x)
+    frame = _Frame(
+        (x0, x1 if x1 > x0 else (x0 * 2 if log_x else x0 + 1)), (y0, y1), label, x_label, whole_x=not log_x, log_x=log_x
+    )
     for mark in marks:
         if x0 <= mark.x <= x1:
             title = html.escape(mark.title)
-            frame.parts.append(f'<path class="{mark.kind}" d="M{frame.x(mark.x):.1f} {TOP}V{HEIGHT - BOTTOM}"><title>{title}</title></path>')
+            frame.parts.append(
+                f'<path class="{mark.kind}" d="M{frame.x(mark.x):.1f} {TOP}V{HEIGHT - BOTTOM}"><title>{title}</title></path>'
+            )
     if limit is not None:
         frame.parts.append(f'<path class="limit" d="M{LEFT} {frame.y(limit):.1f}H{WIDTH - RIGHT}"/>')
     for index, (name, line) in enumerate(curves):
@@ -126,13 +145,17 @@ def line_chart(
         colour = f"var({COLOURS[index % len(COLOURS)]})"
         title = f"<title>{html.escape(name)}</title>"
         if len(line) == 1:
-            frame.parts.append(f'<circle cx="{frame.x(line[0][0]):.1f}" cy="{frame.y(line[0][1]):.1f}" r="3" style="fill:{colour}">{title}</circle>')
+            frame.parts.append(
+                f'<circle cx="{frame.x(line[0][0]):.1f}" cy="{frame.y(line[0][1]):.1f}" r="3" style="fill:{colour}">{title}</circle>'
+            )
         path = "M" + "L".join(f"{frame.x(x):.1f} {frame.y(y):.1f}" for x, y in line)
         frame.parts.append(f'<path d="{path}" fill="none" stroke-width="1.8" style="stroke:{colour}">{title}</path>')
     return frame.done() + (key([name for name, line in curves if line]) if len(curves) > 1 else "")
 
 
-def stacked_bars(bars: Sequence[tuple[float, Sequence[float]]], names: Sequence[str], *, label: str, x_label: str) -> str:
+def stacked_bars(
+    bars: Sequence[tuple[float, Sequence[float]]], names: Sequence[str], *, label: str, x_label: str
+) -> str:
     """A bar for each x, made of one part a name; heights in the parts' own unit."""
     if not bars:
         return f"<p class='mute'>No {html.escape(label)} was reported.</p>"
@@ -155,5 +178,8 @@ def stacked_bars(bars: Sequence[tuple[float, Sequence[float]]], names: Sequence[
 
 def key(names: Sequence[str]) -> str:
     """What each colour means."""
-    items = "".join(f'<span><i style="background:var({COLOURS[n % len(COLOURS)]})"></i>{html.escape(name)}</span>' for n, name in enumerate(names))
+    items = "".join(
+        f'<span><i style="background:var({COLOURS[n % len(COLOURS)]})"></i>{html.escape(name)}</span>'
+        for n, name in enumerate(names)
+    )
     return f'<div class="key">{items}</div>'

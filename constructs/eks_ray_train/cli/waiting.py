@@ -60,7 +60,7 @@ class Snapshot:
 
 def take_snapshot(objects: KubeObjects, launch_problems: Callable[[], Sequence[str]], wanted: Wanted) -> Snapshot:
     """Ask for everything that the table shows; events and the node groups only where something is missing."""
-    from .kube import Forbidden, NotThere
+    from .kube_errors import Forbidden, NotThere
 
     try:
         nodes: list[Node] | None = [read_node(node) for node in objects.nodes()]
@@ -91,7 +91,11 @@ def rows_of(now: Snapshot, wanted: Wanted) -> list[Row]:
     heads, workers = ([pod for pod in now.pods if pod.kind == kind] for kind in ("head", "worker"))
     rows.append(_pod_row("head pod", heads, 1, _no_pods(now, "head")))
     asked = replicas_of(now.ray_cluster) if now.ray_cluster else wanted.nodes
-    few = f"the RayCluster asks for {asked} workers only: deploy, or eks-ray-train scale {wanted.nodes}" if asked < wanted.nodes else ""
+    few = (
+        f"the RayCluster asks for {asked} workers only: deploy, or eks-ray-train scale {wanted.nodes}"
+        if asked < wanted.nodes
+        else ""
+    )
     rows.append(_pod_row("worker pods", workers, wanted.nodes, few or _no_pods(now, "worker")))
     return rows
 
@@ -108,10 +112,14 @@ def _node_rows(nodes: Sequence[Node], wanted: Wanted, problems: tuple[str, ...])
         ("EFA", "the EFA", wanted.efa_per_node, lambda node: node.efa),
     ):
         lacking = tuple(
-            f"{node.name} offers {amount(node)} of {want}: {plugin} device plugin has not reported them" for node in ready if amount(node) < want
+            f"{node.name} offers {amount(node)} of {want}: {plugin} device plugin has not reported them"
+            for node in ready
+            if amount(node) < want
         )
         if want:
-            rows.append(Row(what=what, have=sum(min(amount(n), want) for n in ready), want=want * wanted.nodes, why=lacking))
+            rows.append(
+                Row(what=what, have=sum(min(amount(n), want) for n in ready), want=want * wanted.nodes, why=lacking)
+            )
     return rows
 
 
@@ -127,7 +135,9 @@ def _no_pods(now: Snapshot, kind: str) -> str:
     if now.ray_cluster is None:
         return "there is no such RayCluster; deploy the training stack"
     if (now.ray_cluster.get("spec") or {}).get("suspend"):
-        return "the RayCluster is suspended: Kueue has not admitted it (kubectl get workloads), or somebody suspended it"
+        return (
+            "the RayCluster is suspended: Kueue has not admitted it (kubectl get workloads), or somebody suspended it"
+        )
     if not_seen_by_operator(now.ray_cluster):
         return "the KubeRay operator has not taken up the RayCluster (see its Warning events, or the operator itself)"
     return f"KubeRay has made no {kind} pod for it yet"
@@ -147,7 +157,9 @@ def table(rows: Sequence[Row], events: Sequence[str]) -> list[str]:
     for row in rows:
         have = "?" if row.have is None else str(row.have)
         reasons = row.why if row.is_missing or row.have is None else ()
-        lines.append(f"  {row.what:<{NAME_WIDTH}}{have + '/' + str(row.want):>7}  {reasons[0] if reasons else ''}".rstrip())
+        lines.append(
+            f"  {row.what:<{NAME_WIDTH}}{have + '/' + str(row.want):>7}  {reasons[0] if reasons else ''}".rstrip()
+        )
         lines += [f"  {'':<{NAME_WIDTH}}{'':>7}  {reason}" for reason in reasons[1:]]
     if events:
         lines.append("  Warning events, newest first:")
@@ -162,7 +174,9 @@ class ClusterWait:
     then ClusterNotReadyError says what is missing.
     """
 
-    def __init__(self, *, out: TextIO, nodes: Callable[[int, int], int] | None = None, timeout_s: float | None = None) -> None:
+    def __init__(
+        self, *, out: TextIO, nodes: Callable[[int, int], int] | None = None, timeout_s: float | None = None
+    ) -> None:
         self._out = out
         self._nodes = nodes or (lambda declared, _: declared)
         self._timeout_s = DEFAULT_TIMEOUT_S if timeout_s is None else timeout_s
@@ -199,10 +213,15 @@ class ClusterWait:
 
         def look() -> tuple[list[Row], list[str]]:
             joined = {
-                str(node["raylet"].get("nodeManagerAddress")): int(node["raylet"].get("resourcesTotal", {}).get("GPU", 0))
+                str(node["raylet"].get("nodeManagerAddress")): int(
+                    node["raylet"].get("resourcesTotal", {}).get("GPU", 0)
+                )
                 for node in client.nodes(read_timeout_s=10)
             }
-            said = ", ".join(f"{address}: {count}" for address, count in sorted(joined.items()) if count) or "no Ray node has one yet"
+            said = (
+                ", ".join(f"{address}: {count}" for address, count in sorted(joined.items()) if count)
+                or "no Ray node has one yet"
+            )
             have = min(sum(joined.values()), want)
             return [*before, Row(what="GPUs in Ray", have=have, want=want, why=(said,))], []
 
