@@ -9,6 +9,7 @@ from typing import Any
 
 from fsdp_job.data_store import first_line
 from fsdp_job.errors import JobError
+from fsdp_job.hub_token import TOKEN_ENV, give_token
 
 MAX_BLOCKS = 1024
 
@@ -25,7 +26,10 @@ def run_with_ray(function: Callable[..., Any], arguments: list[dict[str, Any]]) 
     context = ray.data.DataContext.get_current()
     shown, context.enable_progress_bars = context.enable_progress_bars, False
     try:
-        items = [{"number": number, "task": pickle.dumps((function, each))} for number, each in enumerate(arguments)]
+        token = os.environ.get(TOKEN_ENV)
+        items = [
+            {"number": number, "task": pickle.dumps((function, each, token))} for number, each in enumerate(arguments)
+        ]
         blocks = min(len(items), MAX_BLOCKS)
         rows = ray.data.from_items(items, override_num_blocks=blocks).map(_run, num_cpus=1).take_all()
     except ray.exceptions.RayError as error:
@@ -44,7 +48,8 @@ def run_with_ray(function: Callable[..., Any], arguments: list[dict[str, Any]]) 
 def _run(row: dict[str, Any]) -> dict[str, Any]:
     # One CPU is what the task asked for; the tokenizer's own threads would take the trainers' as well.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    function, arguments = pickle.loads(row["task"])
+    function, arguments, token = pickle.loads(row["task"])
+    give_token(token)
     try:
         result: Any = function(**arguments)
     except JobError as error:

@@ -17,6 +17,7 @@ from fsdp_job.architecture import read_architecture
 from fsdp_job.config import JobConfig
 from fsdp_job.errors import EXIT_FAILED, EXIT_OK, EXIT_STOPPED, EXIT_UNEXPECTED, JobError
 from fsdp_job.flags import build_parser, parse_args
+from fsdp_job.hub_token import TOKEN_ENV, load_token, with_token
 
 ENVIRONMENT = {
     # Each event line comes once through the sink; what else the workers print is neither doubled nor folded together.
@@ -85,6 +86,7 @@ def main(argv: Sequence[str]) -> int:
 def _run(argv: Sequence[str], ending: Ending) -> None:
     cfg = parse_args(argv)
     _check_files(cfg)
+    load_token()
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     submission = uuid.uuid4().hex[:12]
@@ -200,7 +202,7 @@ def _trainer(cfg: JobConfig, settings: dict[str, Any], *, world: int, on_gpus: b
         env.setdefault("TORCHINDUCTOR_CACHE_DIR", f"{tempfile.gettempdir()}/eks-ray-train-inductor")
     workers: Any = (cfg.min_workers, world) if cfg.min_workers and cfg.min_workers < world else world
     return TorchTrainer(
-        ray_worker,  # type: ignore[arg-type]
+        with_token(ray_worker, os.environ.get(TOKEN_ENV)),  # type: ignore[arg-type]
         train_loop_config=settings,
         torch_config=TorchConfig(
             # A hang is found by fsdp_job.watch, which knows the phases; this only bounds what it could not see.
