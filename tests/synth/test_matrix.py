@@ -234,6 +234,7 @@ def test_templates_of_the_quick_rows_pass_cfn_lint(quick: dict[Row, dict[str, An
 
 
 @pytest.mark.faults
+@pytest.mark.timeout(3600)
 def test_templates_of_the_further_rows_say_what_their_row_says_and_pass_cfn_lint(
     further: dict[Row, dict[str, Any]], schemas: dict[str, dict[str, Any]], tmp_path: Path
 ) -> None:

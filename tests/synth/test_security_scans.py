@@ -128,6 +128,7 @@ def checkov(repo: Path) -> Path:
     return program
 
 
+@pytest.mark.timeout(1500)  # the first run installs checkov
 def test_checkov_finds_nothing_that_is_not_suppressed(checkov: Path, scans: dict[str, Scan], tmp_path: Path) -> None:
     for name, scan in scans.items():
         (tmp_path / name).mkdir()
