@@ -66,7 +66,7 @@ lint: $(VENV)/.stamp-dev
 	$(BIN)/mypy job
 
 bench: $(VENV)/.stamp-dev ## measurements that need no GPU; results under bench/results/
-	@set -e; for script in synth_time capacity_find gate_speed data_pack; do echo "==> bench/$$script.py"; $(BIN)/python bench/$$script.py; done
+	@set -e; for script in synth_time critical_path capacity_find gate_speed data_pack; do echo "==> bench/$$script.py"; $(BIN)/python bench/$$script.py; done
 
 clean:
-	rm -rf $(VENV) cdk.out .demo dist build .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) .venv-checkov cdk.out .demo dist build .pytest_cache .mypy_cache .ruff_cache
