@@ -31,7 +31,7 @@ PRELOAD = [
     "torch", "transformers.models.auto.modeling_auto", "transformers.models.qwen2.modeling_qwen2", "tensorboardX",
     "torch.distributed.checkpoint", "fsdp_job.worker",
 ]  # fmt: skip
-TIMEOUT_S = 120
+TIMEOUT_S = 300
 
 
 @dataclass(frozen=True)
