@@ -2,81 +2,31 @@
 
 from __future__ import annotations
 
-import json
-import os
 import signal
 import statistics
-import subprocess
-import sys
-import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from eks_ray_train.cli.local_ray import LocalCluster
+from tests.training.job_driver import NODE_ENVIRONMENT, Driver, Finished, run
 from tests.training.job_ranks import write_inputs
 
-pytestmark = pytest.mark.ray
-REPO = Path(__file__).resolve().parents[2]
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(900)]
 STEPS = 12
-
-
-@dataclass(frozen=True)
-class Finished:
-    """What a run of the driver left: exit code, event lines and the rest of what it printed."""
-
-    code: int
-    events: list[dict[str, Any]]
-    stderr: str
-    seconds: float
-
-    def of(self, kind: str) -> list[dict[str, Any]]:
-        return [event for event in self.events if event["event"] == kind]
-
-    @property
-    def losses(self) -> dict[int, float]:
-        return {event["step"]: event["loss"] for event in self.of("step")}
-
-    @property
-    def done(self) -> dict[str, Any]:
-        (event,) = self.of("done")
-        return event
 
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[LocalCluster]:
-    with LocalCluster(workers=2) as running:
+    with LocalCluster(workers=2, env=NODE_ENVIRONMENT) as running:
         yield running
 
 
 @pytest.fixture(scope="module")
 def flags(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return {**write_inputs(tmp_path_factory.mktemp("ray")), "steps": STEPS, "checkpoint_every": 4, "num_workers": 2}
-
-
-def start(
-    cluster: LocalCluster, flags: dict[str, Any], fault: tuple[str, ...] = (), **more: Any
-) -> subprocess.Popen[str]:
-    script = [str(REPO / "tests/training/faulty_train.py"), *fault] if fault else [str(REPO / "job/train.py")]
-    words = [f"--{name}={value}" for name, value in {**flags, **more}.items()]
-    env = {**os.environ, **cluster.environment(), "RAY_ADDRESS": cluster.gcs_address, "PYTHONPATH": str(REPO / "job")}
-    return subprocess.Popen(
-        [sys.executable, *script, *words], env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    )  # fmt: skip
-
-
-def finish(process: subprocess.Popen[str], began: float) -> Finished:
-    out, err = process.communicate(timeout=300)
-    events = [json.loads(line) for line in out.splitlines() if line.startswith('{"event"')]
-    return Finished(process.returncode, events, err, time.monotonic() - began)
-
-
-def run(cluster: LocalCluster, flags: dict[str, Any], fault: tuple[str, ...] = (), **more: Any) -> Finished:
-    began = time.monotonic()
-    return finish(start(cluster, flags, fault, **more), began)
 
 
 @pytest.fixture(scope="module")
@@ -149,20 +99,16 @@ def test_a_killed_worker_restarts_from_the_last_checkpoint_with_equal_losses(
 def test_a_stopped_driver_says_done_and_its_run_goes_on_later(
     cluster: LocalCluster, flags: dict[str, Any], tmp_path: Path, whole: Finished
 ) -> None:
-    began = time.monotonic()
-    process = start(cluster, flags, ("slow", "0", "0", str(tmp_path / "mark")), run_name="stopped", steps=2000)
-    lines = []
-    assert process.stdout is not None
-    for line in process.stdout:
-        lines.append(line)
-        if '"event": "checkpoint"' in line:
-            break
-    process.send_signal(signal.SIGTERM)
-    stopped = finish(process, began)
+    driver = Driver(cluster, flags, ("slow", "0", "0", str(tmp_path / "mark")), run_name="stopped")
+    driver.until(lambda event: event["event"] == "checkpoint")
+    driver.process.send_signal(signal.SIGTERM)
+    stopped = driver.finish()
     assert stopped.code == 143
     assert stopped.done["status"] == "stopped"
     later = run(cluster, flags, run_name="stopped")
+    assert later.code == 0, later.stderr[-3000:]
     assert later.of("restart")[0]["step"] >= 4
+    assert sorted({*stopped.losses, *later.losses}) == list(range(1, STEPS + 1))
     assert all(later.losses[step] == whole.losses[step] for step in later.losses)
 
 
