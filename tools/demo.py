@@ -30,7 +30,9 @@ def synthesize() -> list[Path]:
         for artifact in manifest["artifacts"].values()
         if artifact["type"] == "aws:cloudformation:stack"
     ]
-    print(f"synthesized {len(templates)} stacks in {time.monotonic() - started:.1f} s (no account, region or credentials)")
+    print(
+        f"synthesized {len(templates)} stacks in {time.monotonic() - started:.1f} s (no account, region or credentials)"
+    )
     return templates
 
 
@@ -42,10 +44,9 @@ def _environment() -> dict[str, str]:
 
 def show(templates: list[Path]) -> None:
     """Print resources a stack, zones and the hourly price of what a deploy would create."""
-    from eks_ray_train.instances import get_instance_type
+    from eks_ray_train.instances import get_instance_type, get_system_instance_type
     from eks_ray_train.settings import load_settings
     from eks_ray_train.system_sizing import required_system_nodes
-    from eks_ray_train.instances import get_system_instance_type
 
     settings = load_settings(REPO / "cdk.json")
     for path in templates:
@@ -54,14 +55,18 @@ def show(templates: list[Path]) -> None:
         top = ", ".join(f"{count} x {kind}" if count > 1 else kind for kind, count in kinds.most_common(7))
         print(f"  {path.stem.removesuffix('.template'):<28} {len(resources):>3} resources: {top}, …")
     gpu = get_instance_type(settings.gpu_instance_type, accept_unverified_layout=settings.accept_unverified_layout)
-    system = settings.system_node_count or required_system_nodes(get_system_instance_type(settings.system_instance_type))
+    system = settings.system_node_count or required_system_nodes(
+        get_system_instance_type(settings.system_instance_type)
+    )
     zone = settings.gpu_zone or "one zone, chosen at deploy by the capacity claim"
     pod = gpu.worker_pod
     print(
         f"  {settings.gpu_node_count} x {gpu.name} ({gpu.gpus} x {gpu.gpu_model}, {gpu.efa_interfaces} EFA) in {zone}; "
         f"{system} x {settings.system_instance_type} for Ray's head and the operator"
     )
-    print(f"  a worker pod: {pod.gpus} GPU, {pod.efa_interfaces} EFA, {pod.cpu} CPU, {pod.memory_gib} GiB; image {settings.dlc_image}")
+    print(
+        f"  a worker pod: {pod.gpus} GPU, {pod.efa_interfaces} EFA, {pod.cpu} CPU, {pod.memory_gib} GiB; image {settings.dlc_image}"
+    )
     if gpu.usd_per_hour is None:
         print(f"  price: {gpu.name} has no on-demand price in the catalogue")
         return
