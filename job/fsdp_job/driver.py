@@ -31,8 +31,12 @@ CONTROLLER_FAILURES = 30
 """Attempts to place the workers before the job ends; Ray's own default never gives up."""
 
 
-class Stopped(BaseException):
-    """SIGTERM reached the driver (``ray job stop`` and Kubernetes send it)."""
+class Stopped(KeyboardInterrupt):
+    """SIGTERM reached the driver (``ray job stop`` and Kubernetes send it).
+
+    A KeyboardInterrupt, since of what a signal handler raises inside a waiting ``ray.get`` Ray passes on that and SystemExit
+    only (check_signals in ray/_raylet.pyx).
+    """
 
 
 @dataclass
@@ -152,7 +156,7 @@ def _fit(cfg: JobConfig, ending: Ending, *, world: int, on_gpus: bool, submissio
     except TrainingFailedError as error:
         failed = error
     finally:
-        ending.seen = printer.finish()
+        ending.seen = _last_words(printer)
         if not sys.exc_info()[0]:
             ray.shutdown()
     if failed is None and ending.summary.get("status") == "succeeded":
@@ -162,6 +166,17 @@ def _fit(cfg: JobConfig, ending: Ending, *, world: int, on_gpus: bool, submissio
     ending.fail(cause.get("exit_code") or EXIT_FAILED, cause)
     where = f"rank {cause['rank']} on node {cause['node']}: " if cause.get("rank") is not None else ""
     print(f"train.py: the job failed; first: {where}{cause['type']}: {cause['message']}", file=sys.stderr, flush=True)
+
+
+def _last_words(printer: Any) -> dict[str, Any]:
+    """The sink's state at the end; a sink that does not answer any more must not hide why the run ended."""
+    import ray.exceptions
+
+    try:
+        return printer.finish()
+    except ray.exceptions.RayError as error:
+        print(f"events: the last ones are lost ({type(error).__name__}: {str(error).splitlines()[0]})", file=sys.stderr)
+        return {"failures": []}
 
 
 def first_cause(failures: list[dict[str, Any]], failed: Exception | None) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import pytest
 
 from eks_ray_train.cli.local_ray import LocalCluster
 from tests.training.job_driver import NODE_ENVIRONMENT, Driver, Finished, run
-from tests.training.job_ranks import write_inputs
+from tests.training.job_ranks import run_job, write_inputs
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(900)]
 STEPS = 12
@@ -97,19 +97,23 @@ def test_a_killed_worker_restarts_from_the_last_checkpoint_with_equal_losses(
 
 
 def test_a_stopped_driver_says_done_and_its_run_goes_on_later(
-    cluster: LocalCluster, flags: dict[str, Any], tmp_path: Path, whole: Finished
+    cluster: LocalCluster, flags: dict[str, Any], tmp_path: Path
 ) -> None:
-    driver = Driver(cluster, flags, ("slow", "0", "0", str(tmp_path / "mark")), run_name="stopped")
+    many = {**flags, "steps": 100}  # more than the workers train until the stop has reached them
+    driver = Driver(cluster, many, ("slow", "0", "0", str(tmp_path / "mark")), run_name="stopped")
     driver.until(lambda event: event["event"] == "checkpoint")
     driver.process.send_signal(signal.SIGTERM)
     stopped = driver.finish()
-    assert stopped.code == 143
+    assert stopped.code == 143, stopped.stderr[-3000:]
     assert stopped.done["status"] == "stopped"
-    later = run(cluster, flags, run_name="stopped")
+    later = run(cluster, many, run_name="stopped")
     assert later.code == 0, later.stderr[-3000:]
-    assert later.of("restart")[0]["step"] >= 4
-    assert sorted({*stopped.losses, *later.losses}) == list(range(1, STEPS + 1))
-    assert all(later.losses[step] == whole.losses[step] for step in later.losses)
+    resumed = later.of("restart")[0]["step"]
+    assert stopped.of("checkpoint")[-1]["step"] <= resumed < 100
+    assert sorted(later.losses) == list(range(resumed + 1, 101))
+    uninterrupted = run_job({**many, "storage_path": f"{flags['storage_path']}-100"}, world=2, name="whole").losses
+    for step, loss in (stopped.losses | later.losses).items():
+        assert loss == uninterrupted[step - 1], step
 
 
 def test_a_hang_ends_in_bounded_time_and_names_the_missing_rank(
