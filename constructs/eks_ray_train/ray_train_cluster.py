@@ -30,7 +30,7 @@ class RayTrainCluster(RayWorkload):
     :param operator: the cluster's operator; absent: one is there already, and nothing waits for it.
     :param storage: default ``--storage-path`` of the job and the role to reach it; absent: the job has none.
     :param hf_token_secret_arn: Secrets Manager secret with the Hugging Face token: the pods may read it, and find the ARN in
-        ``HF_TOKEN_SECRET_ARN``; the value is in no template. Absent: no token.
+        ``HF_TOKEN_SECRET_ARN``, which the job turns into ``HF_TOKEN``; the value is in no template. Absent: no token.
     :param container_mirror: registry and optional prefix that replaces ``public.ecr.aws``; absent: the public registry.
     :param queue_name: Kueue's LocalQueue; absent: not queued.
     :param metrics_namespace: namespace that may scrape Ray's metrics; absent: none.
