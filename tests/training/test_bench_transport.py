@@ -15,7 +15,8 @@ pytest.importorskip("ray")
 
 from tests.training.netns_cluster import NetnsCluster, netns_cluster
 
-pytestmark = [pytest.mark.ray, pytest.mark.netns, pytest.mark.timeout(600)]
+# Two minutes on two cores: with the long tests.
+pytestmark = [pytest.mark.ray, pytest.mark.netns, pytest.mark.faults, pytest.mark.timeout(600)]
 JOB = Path(__file__).resolve().parent.parent.parent / "job"
 TINY = ("--model-config=configs/qwen2-tiny.json", "--tokenizer=bytes", "--seq_len=64", "--batch_size=1", "--steps=12", "--warmup_steps=4")
 

@@ -53,6 +53,7 @@ def test_no_step_waits_for_the_controller(whole: Finished) -> None:
     assert statistics.median(event["step_s"] for event in whole.of("step")) < 0.2
 
 
+@pytest.mark.faults
 def test_the_same_run_name_continues_with_more_steps_and_equal_losses(
     cluster: LocalCluster, flags: dict[str, Any], whole: Finished
 ) -> None:
@@ -116,6 +117,7 @@ def test_a_stopped_driver_says_done_and_its_run_goes_on_later(
         assert loss == uninterrupted[step - 1], step
 
 
+@pytest.mark.faults
 def test_a_hang_ends_in_bounded_time_and_names_the_missing_rank(
     cluster: LocalCluster, flags: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -128,6 +130,7 @@ def test_a_hang_ends_in_bounded_time_and_names_the_missing_rank(
     )
 
 
+@pytest.mark.faults
 def test_workers_that_never_come_end_the_wait_with_what_there_is(cluster: LocalCluster, flags: dict[str, Any]) -> None:
     failed = run(cluster, flags, run_name="wait", num_workers=5, wait_seconds=2)
     assert failed.code == 4
