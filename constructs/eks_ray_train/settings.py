@@ -229,17 +229,29 @@ def from_context(context: Mapping[str, Any]) -> Settings:
     return settings
 
 
+def _no_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of JSON whose keys are all different: with two of a name the last would win in silence."""
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise ValueError(f"the key {key!r} stands twice in one object; keep one")
+        found[key] = value
+    return found
+
+
 def read_cdk_json(path: Path) -> dict[str, Any]:
-    """The ``context`` of a cdk.json file. Raises SettingsError where it is missing or is not JSON."""
+    """The ``context`` of a cdk.json file. Raises SettingsError where it is missing, cannot be read or is not JSON."""
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
+        document = json.loads(path.read_text(encoding="utf-8-sig"), object_pairs_hook=_no_doubles)
     except FileNotFoundError:
         raise SettingsError(f"no {path.name} in {path.parent}; run from the application's folder") from None
-    except json.JSONDecodeError as error:
+    except OSError as error:
+        raise SettingsError(f"{path} cannot be read: {error.strerror}; it must be a JSON file") from None
+    except (ValueError, RecursionError) as error:  # JSON, UTF-8, a number of thousands of digits
         raise SettingsError(f"{path.name} is not JSON: {error}") from None
     context = document.get("context", {}) if isinstance(document, dict) else None
     if not isinstance(context, dict):
-        raise SettingsError(f"{path.name}: \"context\" must be an object")
+        raise SettingsError(f'{path.name}: "context" must be an object')
     return context
 
 

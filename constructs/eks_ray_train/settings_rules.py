@@ -34,6 +34,10 @@ _EXISTING_CLUSTER_KEYS = {
     "private_subnet_ids": "one private subnet a zone, in the same order",
 }
 
+_EXISTING_CLUSTER_LISTS = ("availability_zones", "private_subnet_ids")
+# A year: the claim adds the hours to a date, and a limit beyond is none.
+MAX_HOURS = 8760
+
 
 def _literals(s: Settings) -> Iterator[str]:
     for name, hint in typing.get_type_hints(type(s)).items():
@@ -57,15 +61,19 @@ def _names(s: Settings) -> Iterator[str]:
         if len(value) > limit or not _DNS_1035.fullmatch(value):
             yield (
                 f"{name} must be 1 to {limit} lower-case letters, digits or -, starting with a letter ({why}), "
-                f"got {len(value)} characters: {value!r}"
+                f"got {len(value)} characters: {value!r}; set {name} in cdk.json"
             )
+    if s.namespace == "default" or s.namespace.startswith("kube-"):
+        yield f"namespace must be one of its own (the app makes and deletes it), got {s.namespace!r}; for example ray-train"
 
 
 def _counts(s: Settings) -> Iterator[str]:
     if s.gpu_node_count < 1:
         yield f"gpu_node_count must be at least 1, got {s.gpu_node_count}; set gpu_node_count in cdk.json (no nodes: cdk destroy)"
     if s.gpu_node_count > 450:
-        yield f"gpu_node_count must be at most 450 (nodes of one managed node group), got {s.gpu_node_count}"
+        yield f"gpu_node_count must be at most 450 (nodes of one managed node group), got {s.gpu_node_count}; lower gpu_node_count in cdk.json"
+    if s.max_hours > MAX_HOURS:
+        yield f"max_hours must be at most {MAX_HOURS} (a year), got {s.max_hours}; 0 means no spending limit"
     if s.max_hours < 0:
         yield f"max_hours must be 0 (no spending limit) or more, got {s.max_hours}; set max_hours in cdk.json"
 
@@ -204,6 +212,12 @@ def _existing(s: Settings) -> Iterator[str]:
         for key, meaning in _EXISTING_CLUSTER_KEYS.items():
             if not given.get(key):
                 yield f"existing_cluster needs {key} ({meaning})"
+            elif key in _EXISTING_CLUSTER_LISTS:
+                if not isinstance(given[key], list | tuple) or not all(isinstance(item, str) for item in given[key]):
+                    yield f"existing_cluster.{key} must be a list of text ({meaning}), got {given[key]!r}"
+                    return
+            elif not isinstance(given[key], str):
+                yield f"existing_cluster.{key} must be text ({meaning}), got {given[key]!r}"
         for key in given:
             if key not in _EXISTING_CLUSTER_KEYS:
                 yield f"existing_cluster has no field {key!r}; known: {', '.join(_EXISTING_CLUSTER_KEYS)}"

@@ -113,6 +113,10 @@ def _check_files(cfg: JobConfig) -> None:
     """What can be wrong without a cluster is found before one is awaited."""
     if cfg.model_config:
         read_architecture(cfg.model_config)
+    if cfg.dataset != "random" and "://" not in cfg.dataset:
+        from fsdp_job.data_sources import find_sources
+
+        find_sources(cfg.dataset)  # raises where nothing is there or nothing of it can be read
 
 
 def _prepare_data(cfg: JobConfig, storage_path: str) -> Any:

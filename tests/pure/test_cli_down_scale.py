@@ -237,7 +237,7 @@ def test_scale_names_the_permission_that_is_missing(run: Commands) -> None:
     assert "no permission for eks:UpdateNodegroupConfig" in run.err
 
 
-@pytest.mark.parametrize("argv", [["-1"], ["451"], ["two"], ["2", "--hours", "-1"], ["0", "--hours", "3"], []])
+@pytest.mark.parametrize("argv", [["-1"], ["451"], ["two"], ["2", "--hours", "-1"], ["2", "--hours", "8761"], ["0", "--hours", "3"], []])
 def test_wrong_use_of_scale_exits_2(run: Commands, argv: list[str]) -> None:
     run.deployed()
     assert run("scale", *argv) == 2

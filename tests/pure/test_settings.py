@@ -13,6 +13,15 @@ from eks_ray_train.instances import get_system_instance_type
 from eks_ray_train.settings import BLOCK, Settings, from_context, from_mapping, load_settings, setting_names
 from eks_ray_train.system_sizing import required_system_nodes
 
+_CLUSTER = {
+    "name": "shared",
+    "kubectl_role_arn": "arn:aws:iam::123456789012:role/deploy",
+    "security_group_id": "sg-0123456789abcdef0",
+    "vpc_id": "vpc-0123456789abcdef0",
+    "availability_zones": ["us-east-2a", "us-east-2b"],
+    "private_subnet_ids": ["subnet-1", "subnet-2"],
+}
+
 
 def problems_of(**values: object) -> list[str]:
     with pytest.raises(SettingsError) as caught:
@@ -100,6 +109,12 @@ def test_text_from_the_command_line_is_coerced_to_each_type() -> None:
         ({"hf_token_secret_arn": "hf_abcdef"}, ["Secrets Manager ARN"]),
         ({"existing_vpc_id": "vpc-x"}, ["vpc-0123456789abcdef0"]),
         ({"existing_cluster": {"name": "c"}}, ["existing_cluster needs"]),
+        ({"existing_cluster": {**_CLUSTER, "availability_zones": 3}}, ["existing_cluster.availability_zones must be a list", "3"]),
+        ({"existing_cluster": {**_CLUSTER, "availability_zones": "us-east-2a"}}, ["must be a list of text", "'us-east-2a'"]),
+        ({"existing_cluster": {**_CLUSTER, "name": 5}}, ["existing_cluster.name must be text", "5"]),
+        ({"max_hours": 8761}, ["max_hours must be at most 8760", "8761"]),
+        ({"gpu_node_count": 451}, ["at most 450", "451", "lower gpu_node_count"]),
+        ({"namespace": "kube-system"}, ["one of its own", "'kube-system'"]),
         ({"queue_name": "Team A"}, ["LocalQueue"]),
         ({"kubectl_layer": "36"}, ["must look like v36"]),
         ({"placement_group": True, "capacity": "hold"}, ["placement_group"]),
@@ -160,6 +175,34 @@ def test_broken_cdk_json_is_one_message(tmp_path) -> None:
     path.write_text("{")
     with pytest.raises(SettingsError, match=r"cdk\.json is not JSON"):
         load_settings(path)
+
+
+@pytest.mark.parametrize(
+    ("content", "part"),
+    [
+        (b"\xff\xfe{}", "not JSON"),
+        (b'{"context": {"eks-ray-train": {"max_hours": 1, "max_hours": 2}}}', "'max_hours' stands twice"),
+        (b'{"context": {"eks-ray-train": {"max_hours": ' + b"9" * 5000 + b"}}}", "not JSON"),
+        (b'{"context": []}', '"context" must be an object'),
+    ],
+)
+def test_unreadable_cdk_json_is_one_message(tmp_path, content: bytes, part: str) -> None:
+    path = tmp_path / "cdk.json"
+    path.write_bytes(content)
+    with pytest.raises(SettingsError, match=part):
+        load_settings(path)
+
+
+def test_a_folder_named_cdk_json_is_one_message(tmp_path) -> None:
+    (tmp_path / "cdk.json").mkdir()
+    with pytest.raises(SettingsError, match="cannot be read"):
+        load_settings(tmp_path / "cdk.json")
+
+
+def test_a_byte_order_mark_is_read_over(tmp_path) -> None:
+    path = tmp_path / "cdk.json"
+    path.write_bytes(b'\xef\xbb\xbf{"context": {"eks-ray-train": {"max_hours": 3}}}')
+    assert load_settings(path).max_hours == 3
 
 
 @pytest.mark.parametrize(

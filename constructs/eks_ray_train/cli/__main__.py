@@ -140,9 +140,12 @@ def _tell(message: str, code: int, *, as_json: bool) -> int:
     if as_json:
         import json
 
-        print(json.dumps({"error": message, "exit_code": code}), flush=True)
-    else:
-        print(f"{PROG}: {message}", file=sys.stderr, flush=True)
+        try:
+            print(json.dumps({"error": message, "exit_code": code}), flush=True)
+            return code
+        except OSError:  # stdout itself is what failed (a full disk): tell it where it can still be read
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    print(f"{PROG}: {message}", file=sys.stderr, flush=True)
     return code
 
 

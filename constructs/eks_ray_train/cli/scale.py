@@ -59,11 +59,12 @@ def run(args: argparse.Namespace) -> int:
     from eks_ray_train.cli.cdk_runner import find_cdk
     from eks_ray_train.cli.deployment import Deployment
     from eks_ray_train.settings import load_settings
+    from eks_ray_train.settings_rules import MAX_HOURS
 
     if not 0 <= args.nodes <= MAX_NODES:
         raise UsageError(f"N must be 0 to {MAX_NODES} (nodes of one managed node group), got {args.nodes}")
-    if args.hours is not None and args.hours < 0:
-        raise UsageError(f"--hours must be 0 (no spending limit) or more, got {args.hours}")
+    if args.hours is not None and not 0 <= args.hours <= MAX_HOURS:
+        raise UsageError(f"--hours must be 0 (no spending limit) to {MAX_HOURS} (a year), got {args.hours}")
     if args.nodes == 0 and args.hours is not None:
         raise UsageError("--hours has no use with 0 nodes; leave it out")
     settings = load_settings(Path("cdk.json"))
