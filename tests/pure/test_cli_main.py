@@ -177,7 +177,7 @@ def test_the_version_is_the_distributions(capsys: pytest.CaptureFixture[str]) ->
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full, a file that is always full")
 def test_a_full_disk_under_stdout_is_one_line_on_stderr() -> None:
     with Path("/dev/full").open("w") as full:
-        command = [sys.executable, "-m", "eks_ray_train.cli", "plan", "--model", "gpt2", "--json"]
+        command = [sys.executable, "-m", "eks_ray_train.cli", "plan", "--model", "Qwen/Qwen2.5-0.5B", "--json"]
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
     assert done.returncode == 1
     assert "No space left on device" in done.stderr and "Traceback" not in done.stderr
