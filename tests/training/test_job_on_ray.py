@@ -138,6 +138,7 @@ def test_workers_that_never_come_end_the_wait_with_what_there_is(cluster: LocalC
     assert "give --num-workers 2" in failed.stderr
 
 
+@pytest.mark.faults
 def test_a_loss_that_is_not_finite_stops_the_run_and_names_step_and_checkpoint(
     cluster: LocalCluster, flags: dict[str, Any]
 ) -> None:

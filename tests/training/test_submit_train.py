@@ -50,6 +50,8 @@ def test_a_local_cluster_leaves_no_process_behind(sent: signal.Signals, code: in
     assert sent is signal.SIGKILL or not Path(told["folder"]).exists()
 
 
+# CI runs `make demo` itself (.ci/run), with fewer steps.
+@pytest.mark.faults
 def test_the_demo_trains_resumes_and_reports(repo: Path, tmp_path: Path) -> None:
     words = ["train", "--steps", "12", "--batch_size", "2", "--json", "--out", str(tmp_path / "out"), "--report", str(tmp_path / "copy.json")]
     done = subprocess.run(

@@ -12,7 +12,7 @@ import pytest
 
 from tests.training.netns_cluster import need_namespaces
 
-pytestmark = [pytest.mark.netns, pytest.mark.timeout(500)]
+pytestmark = [pytest.mark.netns, pytest.mark.faults, pytest.mark.timeout(500)]
 SCRIPT = Path(__file__).resolve().parents[2] / "bench" / "traffic_between_nodes.py"
 
 
