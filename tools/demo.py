@@ -7,6 +7,7 @@ which submits ``job/`` with the code that ``submit`` uses on EKS.
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -23,7 +24,7 @@ NAT_GATEWAY = 0.045
 def synthesize() -> list[Path]:
     """Run app.py into cdk.out and return the stacks' templates in deployment order."""
     started = time.monotonic()
-    subprocess.run([sys.executable, "app.py"], cwd=REPO, check=True, env={**_environment(), "CDK_OUTDIR": str(OUT)})
+    subprocess.run([sys.executable, "app.py"], cwd=REPO, check=True, env={**os.environ, "CDK_OUTDIR": str(OUT)})
     manifest = json.loads((OUT / "manifest.json").read_text(encoding="utf-8"))
     templates = [
         OUT / artifact["properties"]["templateFile"]
@@ -34,12 +35,6 @@ def synthesize() -> list[Path]:
         f"synthesized {len(templates)} stacks in {time.monotonic() - started:.1f} s (no account, region or credentials)"
     )
     return templates
-
-
-def _environment() -> dict[str, str]:
-    import os
-
-    return dict(os.environ)
 
 
 def show(templates: list[Path]) -> None:

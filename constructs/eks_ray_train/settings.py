@@ -24,6 +24,7 @@ from .versions import (
     KUBERAY_VERSION,
     NVIDIA_DEVICE_PLUGIN_VERSION,
     RAY_VERSION,
+    minor_of,
 )
 
 BLOCK = "eks-ray-train"
@@ -133,8 +134,6 @@ class Settings:
     @property
     def kubectl_layer_minor(self) -> int:
         """Minor version of the kubectl layer's package: the cluster's own unless ``kubectl_layer`` says otherwise."""
-        from .versions import minor_of
-
         return int(self.kubectl_layer.lstrip("v")) if self.kubectl_layer else minor_of(self.kubernetes_version)
 
 
