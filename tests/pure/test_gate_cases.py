@@ -63,6 +63,17 @@ def test_nothing_passes_unless_the_job_succeeded(case: dict[str, Any], status: s
     assert "only SUCCEEDED can pass" in verdict.reasons[0]
 
 
+@pytest.mark.parametrize("status", ["SUCCEEDED", "FAILED"])
+@pytest.mark.parametrize("path", sorted(DATA.rglob("*.log")), ids=lambda path: path.name)
+def test_the_transport_is_what_the_log_shows_whatever_is_expected(path: Path, status: str) -> None:
+    found = set()
+    for expected in ("efa", "tcp", "none"):
+        run = RunJudge(nodes_expected=2, expected=expected)  # type: ignore[arg-type]
+        read_log(run, str(path))
+        found.add(run.verdict(status).to_json()["transport"])
+    assert len(found) == 1
+
+
 @pytest.mark.parametrize("case", CASES, ids=ids)
 def test_no_case_passes_as_the_tcp_run_unless_it_is_one(case: dict[str, Any]) -> None:
     run = RunJudge(nodes_expected=case["declared_nodes"], expected="tcp")

@@ -48,4 +48,8 @@ def test_forced_sockets_between_two_hosts_pass_as_tcp_and_fail_as_efa(tmp_path: 
 @pytest.mark.parametrize("expected", ["efa", "tcp"])
 def test_a_missing_plugin_never_passes(expected: str) -> None:
     for job in ("FAILED", "SUCCEEDED"):
-        assert judged(REAL / "libfabric-missing.log", nodes=2, expected=expected, job=job).outcome == "fail"
+        verdict = judged(REAL / "libfabric-missing.log", nodes=2, expected=expected, job=job)
+        assert verdict.outcome == "fail"
+        # NCCL was told to use nothing else and did not start, so there was no transport, not even TCP.
+        assert verdict.to_json()["transport"] == "none"
+        assert "NCCL did not find the plugin" in " ".join(verdict.reasons)

@@ -89,6 +89,8 @@ class RankEvidence:
     """What is left when nothing stronger is shown: "No plugin found", "NET/Socket : Using"."""
     ofi_seen: bool = False
     plugin_failed: bool = False
+    refused: bool = False
+    """NCCL found no network at all and did not start: what it tried before is no hint of what it used."""
     cut: bool = False
     """A line of this process broke off where it could have named a network."""
     cut_bare: bool = False
@@ -154,6 +156,7 @@ class RankEvidence:
             "gdr_channels",
             "ofi_seen",
             "plugin_failed",
+            "refused",
             "cut",
             "cut_bare",
             "cut_channel",
@@ -183,7 +186,7 @@ class RankEvidence:
             if self.plugin_failed and "efa" in self.providers:
                 return Transport.UNKNOWN
             said = {Net.OFI}
-        if not said and not self.ofi_seen and not self.local_channels:
+        if not said and not self.ofi_seen and not self.local_channels and not self.refused:
             said = {Net.IB} if Net.IB in self.hints else set(self.hints)
         if not said:
             return Transport.UNKNOWN

@@ -57,6 +57,7 @@ class Parsed:
     """Carries NCCL's marker ("NCCL INFO"), as everything under Ray does."""
     ofi: bool = False
     plugin_failed: bool = False
+    refused: bool = False
     error: bool = False
 
 
@@ -153,6 +154,7 @@ def _statement(body: bytes, *, clean: bool) -> Parsed:
     body = body.strip()
     out = Parsed(Kind.OTHER, ofi=body.startswith(b"NET/OFI"))
     out.plugin_failed = p.PLUGIN_FAILED.search(body) is not None
+    out.refused = out.plugin_failed and p.REFUSED in body
     out.error = out.plugin_failed or p.ERROR.search(body) is not None
     if b" via " in body or body.startswith((b"Channel", b"via NET/")):
         return _channel(body, out, clean=clean)

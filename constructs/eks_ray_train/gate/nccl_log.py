@@ -199,6 +199,7 @@ class LogParser:
         rank.statements += 1
         rank.ofi_seen |= said.ofi
         rank.plugin_failed |= said.plugin_failed
+        rank.refused |= said.refused
         if said.own_rank is not None and len(rank.own_ranks) < MAX_PEERS:
             rank.own_ranks.add(said.own_rank)
         if said.own_rank is not None and (rank.comm_ranks is None or said.size > rank.comm_ranks[0]):

@@ -134,9 +134,10 @@ def nothing_shown(evidence: Evidence, nodes: list[Node], shown: Transport) -> st
     if nameless:
         return _with(nameless.label, _NO_PROVIDER, _first(*(rank.lines for rank in nameless.ranks)), _SUBSYS)
     speaking = next((node for node in nodes if _errors(node.ranks)), None)
+    refused = any(rank.refused for node in nodes for rank in node.ranks)
     return _with(
         speaking.label if speaking else "no evidence",
-        "NCCL lines, but none says which network is used",
+        "NCCL found no network and did not start" if refused else "NCCL lines, but none says which network is used",
         _first(errors),
         _cause(errors) or _SUBSYS,
     )

@@ -61,18 +61,21 @@ class _Case:
         """Something is missing that could contradict what is shown."""
 
     def verdict(self) -> Verdict:
-        transport = self.shown()
+        shown = self.shown()
+        doubts = self.doubts(shown)
         if self.expected == "none":
             outcome: Outcome = "not-judged"
             if not succeeded(self.status):
                 self.general.append(say.job_status(self.status))
         else:
-            transport = self.against(_WANTED[self.expected], transport)
+            self.against(_WANTED[self.expected], shown, doubts)
             outcome = "fail" if self.general or any(self.of_node.values()) else "pass"
         reasons = [reason for node in self.nodes for reason in self.of_node[node]]
         return Verdict(
             outcome=outcome,
-            transport=transport,
+            # A fact of the log, so it does not depend on what was expected. Only EFA is withdrawn in doubt: a process that says
+            # nothing may be on sockets, and one on sockets is enough. A job that failed ends its lines early, so doubt is no news.
+            transport=Transport.UNKNOWN if self.doubt and shown is Transport.EFA and succeeded(self.status) else shown,
             expected=self.expected,
             job_status=self.status,
             nodes_expected=self.nodes_expected,
@@ -105,7 +108,13 @@ class _Case:
         return seen or int(any(rank.strong for rank in self.ranks))
 
     def shown(self) -> Transport:
-        """The transport by the rules of the contract, before any doubt."""
+        """The transport of all attempts by the rules of the contract, before any doubt."""
+        last = self.shown_last()
+        before = {kind for old in self.evidence.earlier for kind in _kinds(sort_into_nodes(old))}
+        return Transport.MIXED if before - {last} and last not in (Transport.NONE, Transport.UNKNOWN) else last
+
+    def shown_last(self) -> Transport:
+        """The same of the last attempt."""
         one_node = self.evidence.nodes_by_nccl == 1
         if not self.crossing and (one_node or any(rank.has_channels for rank in self.ranks)):
             return Transport.NONE
@@ -119,8 +128,18 @@ class _Case:
             return Transport.UNKNOWN
         return kinds.pop() if len(kinds) == 1 else Transport.MIXED
 
-    def against(self, wanted: Transport, shown: Transport) -> Transport:
-        """Collect all that speaks against a pass; returns the transport that may honestly be reported."""
+    def doubts(self, shown: Transport) -> tuple[list[str], dict[Node, list[str]]]:
+        """What is missing for all of the run to have used ``shown``: general reasons, and reasons of nodes."""
+        if shown in (Transport.NONE, Transport.UNKNOWN):
+            return [], {}
+        self.check_processes()
+        self.check_nodes(shown)
+        found = self.general, self.of_node
+        self.general, self.of_node = [], {node: [] for node in self.nodes}
+        return found
+
+    def against(self, wanted: Transport, shown: Transport, doubts: tuple[list[str], dict[Node, list[str]]]) -> None:
+        """Collect all that speaks against a pass."""
         if not succeeded(self.status):
             self.general.append(say.job_status(self.status))
         self.general += self.evidence.problems
@@ -128,10 +147,10 @@ class _Case:
             others = _kinds(sort_into_nodes(old)) - {wanted}
             if others:
                 self.general.append(say.earlier_attempt(old, others, wanted))
-                shown = Transport.MIXED if shown is wanted else shown
         if shown is wanted:
-            self.check_processes(wanted)
-            self.check_nodes(wanted)
+            self.general += doubts[0]
+            for node, reasons in doubts[1].items():
+                self.of_node[node] += reasons
             self.check_counters(wanted)
             if wanted is Transport.EFA:
                 self.check_fabric()
@@ -140,7 +159,6 @@ class _Case:
             self.general.append(say.nothing_shown(self.evidence, self.nodes, shown))
         else:
             self.blame(wanted, shown)
-        return Transport.UNKNOWN if self.doubt and succeeded(self.status) else shown
 
     def blame(self, wanted: Transport, shown: Transport) -> None:
         """Name every node that is not on ``wanted``, with the line that shows it."""
@@ -153,7 +171,7 @@ class _Case:
         if not found and not self.evidence.earlier:
             self.general.append(say.overall(shown, wanted))
 
-    def check_processes(self, wanted: Transport) -> None:
+    def check_processes(self) -> None:
         named = [rank for rank in self.ranks if rank.pid is not None]
         # Ray's deduplication shows one line for several ranks: so many may show nothing of their own.
         folds: dict[str, int] = {}
