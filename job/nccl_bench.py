@@ -15,8 +15,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from fsdp_job.config import JobConfig
-from fsdp_job.driver import ENVIRONMENT, Ending, first_cause
-from fsdp_job.errors import EXIT_FAILED, EXIT_OK, JobError, JobUsageError
+from fsdp_job.driver import ENVIRONMENT, first_cause
+from fsdp_job.ending import Ending, telling
+from fsdp_job.errors import EXIT_FAILED, JobUsageError
 
 CPU_MAX_BYTES = 16 * 2**20
 
@@ -144,7 +145,7 @@ def run(argv: Sequence[str], ending: Ending) -> None:
                     name=name, storage_path=folder, worker_runtime_env={"env_vars": env} if env else None
                 ),
             ).fit()  # fmt: skip
-        ending.status, ending.code = "succeeded", EXIT_OK
+        ending.succeed()
     except TrainingFailedError as error:
         failed = error
     finally:
@@ -161,13 +162,8 @@ def main(argv: Sequence[str]) -> int:
     if {"-h", "--help"} & set(argv):
         parse(["--help"])
     ending = Ending()
-    try:
+    with telling(ending, "nccl_bench.py"):
         run(argv, ending)
-    except JobError as error:
-        print(f"nccl_bench.py: {error}", file=sys.stderr)
-        ending.fail(error.exit_code, {"type": type(error).__name__, "message": str(error)})
-    finally:
-        ending.emit()
     return ending.code
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fsdp_job.config import JobConfig
+from fsdp_job.ending import listen
 from fsdp_job.errors import ClusterWaitError, JobUsageError
 
 EXPECTED_GPUS = "EKS_RAY_TRAIN_EXPECTED_GPUS"
@@ -34,6 +35,7 @@ def connect(cfg: JobConfig) -> None:
         ray.init(
             address="local", num_cpus=cpus, include_dashboard=False, logging_level=logging.WARNING, log_to_driver=True
         )
+    listen()
 
 
 def expected_gpus(environment: Any = os.environ) -> int | None:

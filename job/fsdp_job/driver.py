@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import os
-import signal
 import sys
 import tempfile
 import time
 import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
-from fsdp_job import events
 from fsdp_job.architecture import read_architecture
 from fsdp_job.config import JobConfig
-from fsdp_job.errors import EXIT_FAILED, EXIT_OK, EXIT_STOPPED, EXIT_UNEXPECTED, JobError
+from fsdp_job.ending import Ending, telling
+from fsdp_job.errors import EXIT_FAILED, EXIT_OK
 from fsdp_job.flags import build_parser, parse_args
 from fsdp_job.hub_token import TOKEN_ENV, load_token, with_token
 
@@ -31,59 +29,14 @@ CONTROLLER_FAILURES = 30
 """Attempts to place the workers before the job ends; Ray's own default never gives up."""
 
 
-class Stopped(KeyboardInterrupt):
-    """SIGTERM reached the driver (``ray job stop`` and Kubernetes send it).
-
-    A KeyboardInterrupt, since of what a signal handler raises inside a waiting ``ray.get`` Ray passes on that and SystemExit
-    only (check_signals in ray/_raylet.pyx).
-    """
-
-
-@dataclass
-class Ending:
-    """What the ``done`` event says; filled as the run goes on."""
-
-    began: float = field(default_factory=time.time)
-    status: str = "failed"
-    code: int = EXIT_UNEXPECTED
-    run_name: str | None = None
-    error: dict[str, Any] | None = None
-    summary: dict[str, Any] = field(default_factory=dict)
-    seen: dict[str, Any] = field(default_factory=dict)
-
-    def emit(self) -> None:
-        steps = self.summary.get("step", self.seen.get("last_step", 0))
-        events.write_line(
-            events.render(
-                "done", status=self.status, exit_code=self.code, steps=steps, run_name=self.run_name, error=self.error,
-                final_loss=self.summary.get("final_loss", self.seen.get("final_loss")),
-                wall_s=round(time.time() - self.began, 3), attempts=self.seen.get("attempts", 0),
-                **{key: value for key, value in self.summary.items() if key not in ("status", "step", "final_loss", "rank", "error")},
-            )
-        )  # fmt: skip
-
-    def fail(self, code: int, error: dict[str, Any]) -> None:
-        self.status, self.code, self.error = "failed", code, error
-
-
 def main(argv: Sequence[str]) -> int:
     """Run the job that ``argv`` asks for; returns the process's exit code."""
     if {"-h", "--help"} & set(argv):
         build_parser().print_help()
         return EXIT_OK
     ending = Ending()
-    try:
+    with telling(ending, "train.py"):
         _run(argv, ending)
-    except JobError as error:
-        print(f"train.py: {error}", file=sys.stderr)
-        ending.fail(error.exit_code, {"type": type(error).__name__, "message": str(error)})
-    except (Stopped, KeyboardInterrupt):
-        ending.status, ending.code = "stopped", EXIT_STOPPED
-    except Exception as error:
-        ending.fail(EXIT_UNEXPECTED, {"type": type(error).__name__, "message": str(error)[:2000]})
-        raise
-    finally:
-        ending.emit()
     return ending.code
 
 
@@ -99,14 +52,8 @@ def _run(argv: Sequence[str], ending: Ending) -> None:
     from fsdp_job import cluster
 
     cluster.connect(cfg)
-    signal.signal(signal.SIGTERM, _stop)
     world, on_gpus = cluster.wait_for_workers(cfg)
     _fit(cfg, ending, world=world, on_gpus=on_gpus, submission=submission, run_name=run_name)
-
-
-def _stop(_signal: int, _frame: Any) -> None:
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    raise Stopped
 
 
 def _check_files(cfg: JobConfig) -> None:
@@ -147,6 +94,7 @@ def _fit(cfg: JobConfig, ending: Ending, *, world: int, on_gpus: bool, submissio
     prepared.check_global_batch(cfg.sequences_per_step(world))
     sink = start_sink()
     printer = Printer(sink)
+    ending.seen = printer.seen
     settings = {
         "architecture": read_architecture(cfg.model_config) if cfg.model_config else None,
         "config": cfg.to_dict(), "prepared": prepared.to_json(), "submission": submission, "run_name": run_name,
@@ -164,7 +112,7 @@ def _fit(cfg: JobConfig, ending: Ending, *, world: int, on_gpus: bool, submissio
         if not sys.exc_info()[0]:
             ray.shutdown()
     if failed is None and ending.summary.get("status") == "succeeded":
-        ending.status, ending.code = "succeeded", EXIT_OK
+        ending.succeed()
         return
     cause = first_cause(ending.seen["failures"], failed)
     ending.fail(cause.get("exit_code") or EXIT_FAILED, cause)
@@ -180,7 +128,7 @@ def _last_words(printer: Any) -> dict[str, Any]:
         return printer.finish()
     except ray.exceptions.RayError as error:
         print(f"events: the last ones are lost ({type(error).__name__}: {str(error).splitlines()[0]})", file=sys.stderr)
-        return {"failures": []}
+        return {**printer.seen, "failures": []}
 
 
 def first_cause(failures: list[dict[str, Any]], failed: Exception | None) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from typing import Any
 
@@ -58,6 +59,7 @@ class Printer:
         self._period_s = period_s
         self._stop = threading.Event()
         self._lock = threading.Lock()
+        self.seen: dict[str, Any] = {}  # how far the run is, by the lines so far, for an ending that cannot ask any more
         self._thread = threading.Thread(target=self._run, name="event-printer", daemon=True)
         self._thread.start()
 
@@ -74,6 +76,13 @@ class Printer:
         with self._lock:
             for line in ray.get(self._handle.drain.remote(), timeout=timeout_s):
                 events.write_line(line)
+                self._note(json.loads(line))
+
+    def _note(self, event: dict[str, Any]) -> None:
+        if event["event"] == "step":
+            self.seen |= {"last_step": event["step"], "final_loss": event["loss"]}
+        elif event["event"] == "config":
+            self.seen["attempts"] = self.seen.get("attempts", 0) + 1
 
     def finish(self, timeout_s: float = 10) -> dict[str, Any]:
         """Print what is left, the evidence of ranks that never said theirs included; returns the sink's state."""
