@@ -20,10 +20,19 @@ COUNTERS = (
 )  # fmt: skip
 MAX_LINES = 60
 
-_KEEP = re.compile(
-    r"NET/OFI|NET/Plugin|NET/Socket|NET/IB|Using network|NET plugin|NCCL version|NCCL WARN|Failed to initialize|[Nn]o eligible"
+# What says which network was chosen, with which provider, and how many nodes a communicator spans.
+_DECISIVE = re.compile(
+    r"Selected [Pp]rovider|Using network|NET plugin|NCCL version|aws-ofi-nccl \d|Libfabric version"
 )
-_CHANNEL = re.compile(r"Channel .*?\bvia\s+(?P<via>\S+)")
+_COMM = re.compile(r"comm 0x\w+ rank \d+ n[Rr]anks (?P<ranks>\d+)(?: nNodes (?P<nodes>\d+))?")
+_MOST_COMMS = 4
+_MORE = re.compile(r"NET/OFI|NET/Plugin|NET/Socket|NET/IB|NCCL WARN|[Nn]o eligible")
+_CHANNEL = re.compile(r"(?:Channel|Ring) (?:.*?: (?P<ends>\d+\S* -> \d+\S*))?.*?\bvia\s+(?P<via>\S+)")
+_NIC = re.compile(r"(?<=^NET/)([^/]+)/\d+")
+_SAYS = re.compile(r"^.*?NCCL (?:INFO|WARN) ")
+_POINTER = re.compile(r"0x[0-9a-f]+")
+_MOST_CHANNELS = {True: 16, False: 3}
+"""Lines kept of one kind of carrier, through a network or not: a rank has few neighbours, but each of them matters."""
 
 
 def nccl_environment(submission: str, current: Mapping[str, str]) -> dict[str, str]:
@@ -54,28 +63,33 @@ def nccl_files() -> list[Path]:
 def matter(lines: list[str]) -> tuple[list[str], dict[str, int]]:
     """(verbatim lines that show the transport, channels counted by what carries them).
 
-    Of the many channel lines only the first three of each carrier are kept; the counts tell how many there were.
+    At most ``MAX_LINES``, in the order of what they decide: first those that name network, provider and nodes, each
+    statement once (a run makes many communicators); then channels, of each carrier one line a neighbour; then the rest.
     """
-    kept: list[str] = []
+    decisive: dict[str, str] = {}
+    comms: dict[str, tuple[int, int, str]] = {}
+    ways: dict[str, dict[str, str]] = {}
+    more: dict[str, None] = {}
     channels: dict[str, int] = {}
-    seen: set[str] = set()
-    for line in lines:
-        line = line.rstrip()
-        channel = _CHANNEL.search(line)
-        if channel:
+    for line in map(str.rstrip, lines):
+        said = _POINTER.sub("", _SAYS.sub("", line))
+        if channel := _CHANNEL.search(line):
             via = channel["via"]
             channels[via] = channels.get(via, 0) + 1
-            if channels[via] > 3:
-                continue
-        elif not _KEEP.search(line) or line in seen:
-            continue
-        seen.add(line)
-        kept.append(line)
-    # Channel lines come last in a log but matter most: they are never the ones cut off.
-    if len(kept) > MAX_LINES:
-        shown = [line for line in kept if _CHANNEL.search(line)][:MAX_LINES]
-        kept = [line for line in kept if not _CHANNEL.search(line)][: MAX_LINES - len(shown)] + shown
-    return kept, channels
+            carrier = _NIC.sub(r"\1", via)  # of many interfaces each has its number, and all are one carrier
+            outward = carrier.startswith("NET/")
+            of_carrier = ways.setdefault(carrier, {})
+            if len(of_carrier) < _MOST_CHANNELS[outward]:
+                of_carrier.setdefault((outward and channel["ends"]) or line, line)
+        elif comm := _COMM.search(line):
+            comms.setdefault(said, (int(comm["nodes"] or 0), int(comm["ranks"]), line))
+        elif _DECISIVE.search(line):
+            decisive.setdefault(said, line)
+        elif _MORE.search(line):
+            more.setdefault(line)
+    widest = [line for _, _, line in sorted(comms.values(), key=lambda comm: comm[:2], reverse=True)[:_MOST_COMMS]]
+    shown = [line for _, kept in sorted(ways.items(), key=lambda way: not way[0].startswith("NET/")) for line in kept.values()]
+    return [*decisive.values(), *widest, *shown, *more][:MAX_LINES], channels
 
 
 def efa_counters(root: Path = SYSFS) -> dict[str, Any]:

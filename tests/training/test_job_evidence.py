@@ -54,15 +54,52 @@ def test_the_lines_that_show_the_transport_are_kept_verbatim_and_channels_counte
     assert channels == {"NET/Libfabric/0": 8, "SHM/direct/direct": 8}
     assert NCCL[1] in lines
     assert NCCL[2] in lines
-    assert sum("via NET/Libfabric" in line for line in lines) == 3
-    assert len(lines) == 8
+    assert lines == [NCCL[1], NCCL[2], NCCL[3], *NCCL[11:14]]  # one channel a neighbour, and three of those within the node
 
 
 def test_a_flood_of_lines_never_cuts_the_channels_off() -> None:
     flood = [f"h:1:1 [0] NCCL INFO NET/OFI line {number}" for number in range(500)]
     lines, _ = transport.matter(flood + NCCL)
     assert len(lines) == transport.MAX_LINES
-    assert sum("via NET/Libfabric" in line for line in lines) == 3
+    assert any("via NET/Libfabric" in line for line in lines)
+
+
+def channel(index: int, a: int, b: int, via: str) -> str:
+    return f"h:7:{index} [0] NCCL INFO Channel {index:02d}/0 : {a}[0] -> {b}[0] [send] via {via}"
+
+
+# What a rank of 32 interfaces and many communicators prints: far more channel lines than an event holds.
+CROWD = [channel(i, 0, 8 * (1 + i % 3), f"NET/Libfabric/{i % 32}/GDRDMA") for i in range(600)]
+CROWD += [f"h:7:{i} [0] NCCL INFO Channel {i:02d}/0 : 0[0] -> {1 + i % 7}[{1 + i % 7}] via P2P/CUMEM" for i in range(600)]
+DECIDES = [
+    "h:7:9 [0] NCCL INFO NET/OFI Selected provider is efa, fabric is efa-direct (found 32 nics)",
+    "h:7:9 [0] NCCL INFO Using network Libfabric",
+    "h:7:9 [0] NCCL INFO ncclCommInitRankConfig comm 0x55d7 rank 0 nranks 16 nNodes 2 cudaDev 0 - Init COMPLETE",
+]
+
+
+@pytest.mark.parametrize("where", ["before", "between", "after"])
+def test_channels_never_crowd_out_what_names_network_provider_and_nodes(where: str) -> None:
+    half = len(CROWD) // 2
+    text = {"before": DECIDES + CROWD, "between": CROWD[:half] + DECIDES + CROWD[half:], "after": CROWD + DECIDES}[where]
+    many = [f"h:7:{i} [0] NCCL INFO ncclCommSplit comm 0x{i} rank {i} nranks {i + 1} nNodes 1 - Init COMPLETE" for i in range(99)]
+    lines, channels = transport.matter([*many, *text])
+    assert set(DECIDES) <= set(lines)
+    assert len(lines) <= transport.MAX_LINES
+    assert sum(channels.values()) == len(CROWD)
+
+
+def test_every_neighbour_on_another_node_is_shown_once() -> None:
+    near = [channel(i, 0, 1 + i % 7, "NET/Libfabric/0") for i in range(400)]
+    far = [channel(400 + i, 0, 8, f"NET/Libfabric/{i}") for i in range(32)]
+    lines, _ = transport.matter(near + far)
+    assert [line.partition(" -> ")[2].partition("[")[0] for line in lines] == [*"1234567", "8"]
+
+
+def test_a_statement_against_efa_is_kept_however_late_it_comes() -> None:
+    late = [channel(0, 0, 8, "NET/Socket/0"), "h:7:9 [0] NCCL INFO Using network Socket"]
+    lines, _ = transport.matter(DECIDES + CROWD + CROWD + late)
+    assert set(late) <= set(lines)
 
 
 def test_evidence_is_of_this_process_and_run_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
