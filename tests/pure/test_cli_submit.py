@@ -100,6 +100,43 @@ def test_a_gate_without_evidence_fails_a_job_that_succeeded(ray: StubRay, url: s
     assert job.body["runtime_env"]["env_vars"]["NCCL_NET"] == "Libfabric"
 
 
+def nccl_lines(net: str) -> dict[int, list[str]]:
+    """What two ranks on two hosts print of their network."""
+    chosen = ["NET/OFI Selected provider is efa, fabric is efa (found 1 nics)"] if net == "Libfabric" else []
+    said = [*chosen, f"Using network {net}", f"Channel 00/0 : 0[0] -> 1[0] [send] via NET/{net}/0"]
+    return {rank: [f"gpu-{rank}:7:8 [0] NCCL INFO {line}" for line in said] for rank in (0, 1)}
+
+
+def told_by_events(net: str, moved: int) -> bytes:
+    lines = []
+    for rank, said in nccl_lines(net).items():
+        counters = {"before": {"rdmap0": {"tx_bytes": 1, "rx_bytes": 1}}, "after": {"rdmap0": {"tx_bytes": 1 + moved, "rx_bytes": 1 + moved}}}
+        event = {"event": "transport", "rank": rank, "node": f"10.0.0.{rank}", "world_size": 2, "nccl_lines": said, "efa_counters": counters}
+        lines.append(json.dumps(event))
+    return "\n".join(lines).encode() + b"\n"
+
+
+@pytest.mark.parametrize(("expect", "net"), [("efa", "Libfabric"), ("tcp", "Socket")])
+def test_the_ranks_own_events_are_needed_and_free_lines_do_not_do(
+    ray: StubRay, url: str, expect: str, net: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    free = "\n".join(line for said in nccl_lines(net).values() for line in said).encode() + b"\n"
+    ray.make_job = lambda _: StubJob(log=free)
+    assert main(["submit", "--address", url, "--expect", expect, "--json"]) == 3
+    assert "no transport event" in document(capsys)["gate"]["reasons"][0]
+    (tmp_path / "run.log").write_bytes(free)
+    assert main(["gate", "run.log", "--expect", expect, "--job-status", "SUCCEEDED"]) == 0
+    ray.make_job = lambda _: StubJob(log=told_by_events(net, 10**6 if expect == "efa" else 0))
+    assert main(["submit", "--address", url, "--expect", expect]) == 0
+
+
+def test_the_negative_control_passes_over_tcp_and_fails_over_efa(ray: StubRay, url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    ray.make_job = lambda _: StubJob(log=told_by_events("Libfabric", 10**6))
+    assert main(["submit", "--address", url, "--expect", "tcp", "--json"]) == 3
+    told = document(capsys)["gate"]
+    assert told["transport"] == "efa" and "uses EFA, not TCP sockets" in " ".join(told["reasons"])
+
+
 def test_a_failed_job_is_exit_code_4_whatever_the_gate_says(ray: StubRay, url: str) -> None:
     ray.make_job = lambda _: StubJob(script=[(0, "FAILED")])
     assert main(["submit", "--address", url, "--expect", "efa"]) == 4

@@ -180,12 +180,19 @@ def finish_run(end: Followed, *, submission_id: str, view: RunView, judge: RunJu
 
 
 def make_judge(target: Target, request: RunRequest) -> RunJudge | None:
-    """The gate for this run, None where it is switched off."""
+    """The gate for this run, None where it is switched off.
+
+    Where a transport is to be judged, the ranks' own ``transport`` events must show it: what else a job prints, from a
+    library or from another run, proves nothing.
+    """
     if not request.gate:
         return None
+    expected = request.expected(target)
     instance = target.instance
     fabric = ExpectedFabric(nics=instance.efa_interfaces, gpudirect_rdma=instance.gpudirect_rdma) if instance else None
-    return RunJudge(nodes_expected=request.nodes(target), expected=request.expected(target), instance=fabric)
+    return RunJudge(
+        nodes_expected=request.nodes(target), expected=expected, instance=fabric, events_required=expected != "none"
+    )
 
 
 def tell_result(result: RunResult, tell: TextIO) -> None:

@@ -114,7 +114,8 @@ class _Attempt:
 def _missing(answered: Mapping[int, str], world: int) -> list[str]:
     if not answered:
         return [
-            "no transport event: no rank said what it used; check that the job got as far as training and how it ended"
+            "no transport event: no rank said what it used; check that the job got as far as training and how it ended "
+            "(a job of your own must print these events; `eks-ray-train gate FILE` judges a log without them)"
         ]
     if world <= 0:
         return ["no transport event says the world's size, so a rank may be missing; check the job's version"]
