@@ -3,8 +3,6 @@
 Every node is a ``ray start --block`` of its own, with an address (127.0.0.x), temporary folder and ports of its own:
 else Ray Train sees one node, nodes read each other's logs, and workers die with "Address already in use". Processes are
 stopped by their ids; ``ray stop`` would end every Ray process of the user. Token authentication is on, as on EKS.
-
-(Over 300 lines because starting, watching and stopping a node share ports, folders and process ids that only this file knows.)
 """
 
 from __future__ import annotations
@@ -20,20 +18,18 @@ import sys
 import tempfile
 import threading
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from eks_ray_train.errors import ClusterNotReadyError, UsageError
 
-from .processes import descendants, end_with_parent, stop_all
+from .local_ray_node import CORE, PORTS_A_NODE, LocalNode
+from .processes import children, descendants, end_with_parent, stop_all
 
-PORTS_A_NODE = 80
-WORKER_PORTS_FROM = 12  # the block's first ports are the node's own services
 FIRST_PORT, LAST_PORT = 20_000, 32_000  # below Linux's range for outgoing connections (32768 on)
 START_SECONDS = 240.0
-OBJECT_STORE_BYTES = 150 * 1024**2
+STARTS = 2  # on a busy machine a part of Ray now and then gives up; what fails twice has another reason
 # Ray gives its own parts 30 to 60 s to start, and a dashboard that took longer ends for good: too little for a busy machine
 # (ray/dashboard/consts.py; ray/_private/node.py; ray_config_def.h, Ray 2.58).
 PATIENCE = {
@@ -49,20 +45,8 @@ DASHBOARD_DIED = "failed with the following error"
 MAX_FOLDER = 36
 
 
-@dataclass(frozen=True, kw_only=True)
-class LocalNode:
-    """One ``ray start``: ``ports`` is the first of its block of ports, ``cpus`` what it offers to Ray."""
-
-    name: str
-    address: str
-    cpus: int
-    ports: int
-    folder: Path
-
-    @property
-    def log(self) -> Path:
-        """What ``ray start`` itself printed."""
-        return self.folder.parent / f"{self.name}.log"
+class _PartDiedError(ClusterNotReadyError):
+    """A process that the cluster cannot do without ended while it started."""
 
 
 class LocalCluster:
@@ -70,27 +54,34 @@ class LocalCluster:
 
     :param workers: worker nodes beside the head.
     :param cpus_per_worker: CPUs that each worker node offers (the head offers none).
+    A start in which a part of Ray dies is told at once, with the end of the logs, and tried once more.
     Raises ClusterNotReadyError, with the end of the logs, where a node does not come up in bounded time, and UsageError
     where Ray is not installed or this system cannot have more than one loopback address.
     """
 
     def __init__(self, *, workers: int = 2, cpus_per_worker: int = 1, env: dict[str, str] | None = None) -> None:
         self.token = secrets.token_hex(16)
-        self.folder = _short_folder()
+        self._workers, self._cpus_per_worker = workers, cpus_per_worker
         self._env = env or {}
-        base = _free_ports(PORTS_A_NODE * (workers + 1))
+        self._old_handler: Any = None
+        self._lay_out()
+
+    def _lay_out(self) -> None:
+        """A folder and ports that nothing has used."""
+        self.folder = _short_folder()
+        base = _free_ports(PORTS_A_NODE * (self._workers + 1))
         self.nodes = [
             LocalNode(
                 name="head" if index == 0 else f"worker-{index}",
                 address=f"127.0.0.{index + 2}",  # 127.0.0.1 would be replaced by the machine's own address
-                cpus=0 if index == 0 else cpus_per_worker,
+                cpus=0 if index == 0 else self._cpus_per_worker,
                 ports=base + index * PORTS_A_NODE,
                 folder=self.folder / ("h" if index == 0 else f"w{index}"),
             )
-            for index in range(workers + 1)
+            for index in range(self._workers + 1)
         ]
         self._processes: list[subprocess.Popen[bytes]] = []
-        self._old_handler: Any = None
+        self._core: dict[int, tuple[LocalNode, str]] = {}  # ids of the processes that must live, once they were seen
 
     # ---- what others need ------------------------------------------------------------------------------------------
     @property
@@ -120,7 +111,7 @@ class LocalCluster:
         if threading.current_thread() is threading.main_thread():
             self._old_handler = signal.signal(signal.SIGTERM, _leave)
         try:
-            self._start()
+            self._start_patiently()
         except BaseException:
             self.stop()
             raise
@@ -134,18 +125,32 @@ class LocalCluster:
         main = threading.current_thread() is threading.main_thread()
         interrupt = signal.signal(signal.SIGINT, signal.SIG_IGN) if main else None
         try:
-            stop_all([process.pid for process in self._processes])
-            for process in self._processes:
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    process.wait(timeout=5)
-            self._processes.clear()
-            shutil.rmtree(self.folder, ignore_errors=True)
+            self._end()
         finally:
             if main:
                 signal.signal(signal.SIGINT, interrupt)
                 if self._old_handler is not None:
                     signal.signal(signal.SIGTERM, self._old_handler)
                     self._old_handler = None
+
+    def _end(self) -> None:
+        stop_all([process.pid for process in self._processes])
+        for process in self._processes:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(timeout=5)
+        self._processes.clear()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _start_patiently(self) -> None:
+        for _ in range(STARTS - 1):
+            try:
+                self._start()
+                return
+            except _PartDiedError as error:
+                print(f"{error}\nstarting the local Ray cluster once more", file=sys.stderr, flush=True)
+                self._end()
+                self._lay_out()
+        self._start()
 
     def _start(self) -> None:
         give_up = time.monotonic() + START_SECONDS
@@ -159,36 +164,12 @@ class LocalCluster:
         node.folder.mkdir(parents=True, exist_ok=True)
         with node.log.open("wb") as log:
             process = subprocess.Popen(
-                [sys.executable, "-m", "ray.scripts.scripts", "start", *self._flags(node)],
+                [sys.executable, "-m", "ray.scripts.scripts", "start", *node.flags(head_of=None if node is self.head else self.gcs_address)],
                 stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, env=self._node_environment(node),
                 start_new_session=True,  # Ctrl-C is for us, and we stop the nodes
                 preexec_fn=end_with_parent() if sys.platform == "linux" else None,
             )  # fmt: skip
         self._processes.append(process)
-
-    def _flags(self, node: LocalNode) -> list[str]:
-        first = node.ports
-        flags = ["--head", f"--port={first}"] if node is self.head else [f"--address={self.gcs_address}"]
-        if node is self.head:
-            flags += ["--dashboard-host=127.0.0.1", f"--dashboard-port={first + 1}", f"--ray-client-server-port={first + 2}"]
-        return [
-            *flags,
-            f"--node-ip-address={node.address}",
-            f"--num-cpus={node.cpus}",
-            "--num-gpus=0",
-            f"--temp-dir={node.folder}",
-            f"--dashboard-agent-listen-port={first + 3}",
-            f"--dashboard-agent-grpc-port={first + 4}",
-            f"--runtime-env-agent-port={first + 5}",
-            f"--metrics-export-port={first + 6}",
-            f"--node-manager-port={first + 7}",
-            f"--object-manager-port={first + 8}",
-            f"--min-worker-port={first + WORKER_PORTS_FROM}",
-            f"--max-worker-port={first + PORTS_A_NODE - 1}",
-            f"--object-store-memory={OBJECT_STORE_BYTES}",
-            "--disable-usage-stats",
-            "--block",
-        ]
 
     def _node_environment(self, node: LocalNode) -> dict[str, str]:
         env = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
@@ -230,30 +211,28 @@ class LocalCluster:
             client.close()
 
     def _check(self, give_up: float, what: str) -> None:
-        """Wait a moment. Raises ClusterNotReadyError where a node has ended or the time is up."""
+        """Wait a moment. Raises ClusterNotReadyError where a part of Ray has ended or the time is up."""
         for node, process in zip(self.nodes, self._processes, strict=False):
             if process.poll() is not None:
-                raise ClusterNotReadyError(f"local Ray: {node.name} ended with exit code {process.returncode}\n{self._tail(node)}")
-        dashboard = self.head.folder / "session_latest" / "logs" / "dashboard.log"
+                raise _PartDiedError(f"local Ray: {node.name} ended with exit code {process.returncode}\n{node.tail()}")
+        self._check_core()
         with contextlib.suppress(OSError):
-            if DASHBOARD_DIED in dashboard.read_text(encoding="utf-8", errors="replace"):
-                raise ClusterNotReadyError(f"local Ray: the dashboard ended\n{self._tail(self.head)}")
+            if DASHBOARD_DIED in (self.head.logs / "dashboard.log").read_text(encoding="utf-8", errors="replace"):
+                raise _PartDiedError(f"local Ray: the dashboard ended\n{self.head.tail()}")
         if time.monotonic() > give_up:
-            tails = "\n".join(self._tail(node) for node in self.nodes)
+            tails = "\n".join(node.tail() for node in self.nodes)
             raise ClusterNotReadyError(f"local Ray: {what} after {START_SECONDS:.0f} s\n{tails}")
         time.sleep(0.2)
 
-    def _tail(self, node: LocalNode, lines: int = 15) -> str:
-        texts = []
-        logs = node.folder / "session_latest" / "logs"
-        for path in (node.log, *(logs / name for name in ("raylet.err", "gcs_server.err", "dashboard.log", "dashboard_agent.log"))):
-            with contextlib.suppress(OSError):
-                content = path.read_text(encoding="utf-8", errors="replace").splitlines()
-                # Of a crash the line that says why, not the stack below it; web requests say nothing here.
-                content = [line for line in content if "/ray/core/src/" not in line and "web_log.py" not in line][-lines:]
-                if content:
-                    texts.append(f"--- end of {path.name} of {node.name}\n" + "\n".join(content))
-        return "\n".join(texts)
+    def _check_core(self) -> None:
+        living = set()
+        for parent, family in children([process.pid for process in self._processes]).items():
+            node = next(node for node, process in zip(self.nodes, self._processes, strict=False) if process.pid == parent)
+            self._core |= {pid: (node, name) for pid, (name, _) in family.items() if name in CORE}
+            living |= {pid for pid, (_, lives) in family.items() if lives}
+        for pid, (node, name) in self._core.items():
+            if pid not in living:
+                raise _PartDiedError(f"local Ray: {name} of {node.name} ended\n{node.tail()}")
 
     def processes(self) -> list[int]:
         """Ids of all processes of this cluster, for tests that nothing is left behind."""

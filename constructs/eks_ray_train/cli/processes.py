@@ -8,6 +8,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 PR_SET_PDEATHSIG = 1  # https://man7.org/linux/man-pages/man2/PR_SET_PDEATHSIG.2const.html
 
@@ -43,6 +44,19 @@ def descendants(roots: list[int]) -> list[int]:
     found = [pid for pid in roots if pid in table]
     for pid in found:
         found += [child for child, (parent, _) in table.items() if parent == pid and child not in found]
+    return found
+
+
+def children(parents: list[int]) -> dict[int, dict[int, tuple[str, bool]]]:
+    """For each of ``parents`` its children: id -> (the program's name, on Linux its first 15 characters; does it live?)."""
+    listing = subprocess.run(
+        ["ps", "-A", "-o", "pid=,ppid=,stat=,comm="], capture_output=True, text=True, check=True, env={**os.environ, "LC_ALL": "C"}
+    ).stdout
+    found: dict[int, dict[int, tuple[str, bool]]] = {parent: {} for parent in parents}
+    for line in listing.splitlines():
+        pid, parent, state, name = line.split(None, 3)
+        if int(parent) in found:
+            found[int(parent)][int(pid)] = (Path(name.removesuffix("<defunct>").strip()).name, not state.startswith("Z"))
     return found
 
 
