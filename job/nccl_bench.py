@@ -36,12 +36,12 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     try:
         args, unknown = parser.parse_known_args(argv)
     except argparse.ArgumentError as error:
-        raise JobUsageError(str(error)) from None
+        raise JobUsageError(f"{error}; see python nccl_bench.py --help") from None
     if unknown:
         raise JobUsageError(f"unknown flag {unknown[0]}; see python nccl_bench.py --help")
     small = [name for name in ("min_bytes", "iterations", "repeat") if getattr(args, name) < 1]
     if small or args.factor < 2 or args.warm_up < 0 or (args.max_bytes or args.min_bytes) < args.min_bytes:
-        raise JobUsageError("sizes and counts must be positive, --factor at least 2, --max-bytes not below --min-bytes")
+        raise JobUsageError("sizes and counts must be positive, --factor at least 2, --max-bytes not below --min-bytes; see python nccl_bench.py --help")
     return args
 
 

@@ -224,8 +224,10 @@ _UNSUPPORTED_FAMILIES = {
 }
 
 
-def get_instance_type(name: str, *, accept_unverified_layout: bool = False) -> InstanceType:
-    """The catalogue's row of ``name``.
+def get_instance_type(
+    name: str, *, accept_unverified_layout: bool = False, asked_by: str = "gpu_instance_type"
+) -> InstanceType:
+    """The catalogue's row of ``name``. ``asked_by``: the setting, property or flag that named it, for the message.
 
     Raises SettingsError that says why a type cannot be used (no EFA, arm64, V100, unknown, layout that no source
     confirms) and names the nearest one that works.
@@ -234,7 +236,7 @@ def get_instance_type(name: str, *, accept_unverified_layout: bool = False) -> I
     if row is not None:
         if not row.layout_verified and not accept_unverified_layout:
             raise SettingsError(
-                f"gpu_instance_type {name}: no source confirms its network interface layout "
+                f"{asked_by} {name}: no source confirms its network interface layout "
                 f"({row.network_cards} cards, {row.efa_interfaces} EFA assumed); check it with `aws ec2 describe-instance-types "
                 f"--instance-types {name}` and set accept_unverified_layout to true to use it"
             )
@@ -242,7 +244,7 @@ def get_instance_type(name: str, *, accept_unverified_layout: bool = False) -> I
     family, dot, size = name.partition(".")
     if family in _UNSUPPORTED_FAMILIES and dot:
         reason, nearest = _UNSUPPORTED_FAMILIES[family]
-        raise SettingsError(f"gpu_instance_type {name} cannot be used: {reason}; the nearest type that works is {nearest}")
+        raise SettingsError(f"{asked_by} {name} cannot be used: {reason}; use {nearest}, the nearest type that works")
     with_efa = [row.name for row in _ROWS if row.family == family]
     if with_efa and family.startswith("g") and size in _SMALL_SIZES:
         raise SettingsError(

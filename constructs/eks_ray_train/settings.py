@@ -170,7 +170,7 @@ def from_mapping(values: Mapping[str, Any]) -> Settings:
     kwargs: dict[str, Any] = {}
     for key, value in values.items():
         if key not in _HINTS:
-            problems.append(f"unknown setting {key!r} in {BLOCK!r}; the nearest known one is {_nearest(key)!r}")
+            problems.append(f"unknown setting {key!r} in {BLOCK!r}; the nearest known one is {_nearest(key)!r}: use that, or remove it")
             continue
         read, optional = _coercer(key)
         if value is None or (optional and isinstance(value, str) and not value.strip()):
@@ -207,7 +207,10 @@ def from_context(context: Mapping[str, Any]) -> Settings:
         except json.JSONDecodeError:
             block = None
     if not isinstance(block, Mapping):
-        raise SettingsError(f"context {BLOCK!r} must be a JSON object of settings, got {context.get(BLOCK)!r}; see cdk.json")
+        raise SettingsError(
+            f"context {BLOCK!r} must be a JSON object of settings, got {context.get(BLOCK)!r}; "
+            "write it as in the repository's cdk.json"
+        )
     values = dict(block)
     problems = []
     for key, value in context.items():
@@ -245,12 +248,12 @@ def read_cdk_json(path: Path) -> dict[str, Any]:
     except FileNotFoundError:
         raise SettingsError(f"no {path.name} in {path.parent}; run from the application's folder") from None
     except OSError as error:
-        raise SettingsError(f"{path} cannot be read: {error.strerror}; it must be a JSON file") from None
+        raise SettingsError(f"{path} cannot be read: {error.strerror}; make it a readable JSON file") from None
     except (ValueError, RecursionError) as error:  # JSON, UTF-8, a number of thousands of digits
-        raise SettingsError(f"{path.name} is not JSON: {error}") from None
+        raise SettingsError(f"{path.name} is not JSON: {error}; correct it there") from None
     context = document.get("context", {}) if isinstance(document, dict) else None
     if not isinstance(context, dict):
-        raise SettingsError(f'{path.name}: "context" must be an object')
+        raise SettingsError(f'{path.name}: "context" must be an object; restore it: {{"context": {{"{BLOCK}": {{…}}}}}}')
     return context
 
 

@@ -73,7 +73,7 @@ def _counts(s: Settings) -> Iterator[str]:
     if s.gpu_node_count > 450:
         yield f"gpu_node_count must be at most 450 (nodes of one managed node group), got {s.gpu_node_count}; lower gpu_node_count in cdk.json"
     if s.max_hours > MAX_HOURS:
-        yield f"max_hours must be at most {MAX_HOURS} (a year), got {s.max_hours}; 0 means no spending limit"
+        yield f"max_hours must be at most {MAX_HOURS} (a year), got {s.max_hours}; set max_hours in cdk.json (0 means no spending limit)"
     if s.max_hours < 0:
         yield f"max_hours must be 0 (no spending limit) or more, got {s.max_hours}; set max_hours in cdk.json"
 
@@ -110,7 +110,7 @@ def _versions(s: Settings) -> Iterator[str]:
     try:
         minor_of(s.kubernetes_version)
     except ValueError as error:
-        yield f"kubernetes_version: {error}"
+        yield f"kubernetes_version: {error}; set kubernetes_version in cdk.json"
     else:
         release = KUBERNETES_RELEASES.get(s.kubernetes_version)
         newest = max(KUBERNETES_RELEASES, key=minor_of)
@@ -125,17 +125,18 @@ def _versions(s: Settings) -> Iterator[str]:
     try:
         ray = ray_version_tuple(s.ray_version)
     except ValueError as error:
-        yield str(error)
+        yield f"{error}; set ray_version in cdk.json to the image's"
     else:
         if ray < TOKEN_AUTH_MIN_RAY:
             yield (
-                f"ray_version must be at least {'.'.join(map(str, TOKEN_AUTH_MIN_RAY))} (token authentication), got {s.ray_version}"
+                f"ray_version must be at least {'.'.join(map(str, TOKEN_AUTH_MIN_RAY))} (token authentication), got {s.ray_version}; "
+                f"set ray_version and a dlc_image that has it"
             )
     if s.kubectl_layer is not None and not re.fullmatch(r"v\d{2}", s.kubectl_layer):
         yield f"kubectl_layer must look like v36 (or be left out: the cluster's own minor), got {s.kubectl_layer!r}"
     for name in ("kuberay_version", "nvidia_device_plugin_version", "efa_device_plugin_version"):
         if not re.fullmatch(r"v?\d+\.\d+\.\d+([-+].+)?", getattr(s, name)):
-            yield f"{name} must be a chart version such as 1.7.0, got {getattr(s, name)!r}"
+            yield f"{name} must be a chart version such as 1.7.0, got {getattr(s, name)!r}; set {name} in cdk.json or leave it out"
 
 
 def _zones(s: Settings) -> Iterator[str]:
@@ -143,14 +144,17 @@ def _zones(s: Settings) -> Iterator[str]:
         yield f"region must look like us-east-2, got {s.region!r}; set region in cdk.json or leave it out"
     zones = s.availability_zones
     if zones and len(zones) < 2:
-        yield f"availability_zones must name at least two zones (EKS's control plane needs two), got {list(zones)}"
+        yield f"availability_zones must name at least two zones (EKS's control plane needs two), got {list(zones)}; add one"
     if len(set(zones)) != len(zones):
-        yield f"availability_zones names a zone twice: {list(zones)}"
+        yield f"availability_zones names a zone twice: {list(zones)}; name each once"
     for zone in (*zones, *([s.gpu_zone] if s.gpu_zone else [])):
         if not _ZONE.fullmatch(zone):
-            yield f"availability zone must look like us-east-2a (an availability zone's name), got {zone!r}"
+            yield (
+                f"availability zone must look like us-east-2a (an availability zone's name), got {zone!r}; "
+                "`aws ec2 describe-availability-zones` lists the names, or leave the zones out"
+            )
         elif s.region and not zone.startswith(s.region):
-            yield f"availability zone {zone} is not in region {s.region}"
+            yield f"availability zone {zone} is not in region {s.region}; set region or the zones in cdk.json so that they agree"
     if s.gpu_zone and zones and s.gpu_zone not in zones:
         yield f"gpu_zone {s.gpu_zone} is not among availability_zones {list(zones)}; add it there"
     if s.gpu_zone and not zones and not s.existing_vpc_id and not s.existing_cluster:
@@ -182,52 +186,58 @@ def _access(s: Settings) -> Iterator[str]:
                 f"role, never an assumed-role ARN), got {arn!r}; eks-ray-train init writes the right one"
             )
     if len(set(s.admin_principals)) != len(s.admin_principals):
-        yield "admin_principals names a principal twice; EKS allows one access entry a principal"
+        yield "admin_principals names a principal twice; EKS allows one access entry a principal; name each once"
     for cidr in s.public_access_cidrs:
         try:
             ipaddress.ip_network(cidr)
         except ValueError:
-            yield f"public_access_cidrs must be IP networks such as 203.0.113.7/32, got {cidr!r}"
+            yield f"public_access_cidrs must be IP networks such as 203.0.113.7/32, got {cidr!r}; eks-ray-train init writes yours"
     if s.hf_token_secret_arn and not re.fullmatch(r"arn:aws[a-z-]*:secretsmanager:[^:]+:\d{12}:secret:.+", s.hf_token_secret_arn):
         yield f"hf_token_secret_arn must be a Secrets Manager ARN (the token itself never goes into settings), got {s.hf_token_secret_arn!r}"
 
 
 def _images(s: Settings) -> Iterator[str]:
     if not re.fullmatch(r"[^\s@:]+(:\d+)?(/[^\s@:]+)*(:[^\s@/]+)?(@sha256:[0-9a-f]{64})?", s.dlc_image) or "/" not in s.dlc_image:
-        yield f"dlc_image must be registry/repository:tag or …@sha256:<64 hex digits>, got {s.dlc_image!r}"
+        yield (
+            f"dlc_image must be registry/repository:tag or …@sha256:<64 hex digits>, got {s.dlc_image!r}; "
+            "leave dlc_image out to get the published image"
+        )
     for key, value in s.chart_repositories.items():
         if key not in _CHART_KEYS:
-            yield f"chart_repositories has keys {', '.join(_CHART_KEYS)}, got {key!r}"
+            yield f"chart_repositories has keys {', '.join(_CHART_KEYS)}, got {key!r}; use one of these"
         elif not isinstance(value, str) or not re.match(r"(https://|oci://).+|.+\.tgz$", value):
             yield f"chart_repositories.{key} must be an https:// or oci:// address or the path of a .tgz, got {value!r}"
     if s.container_mirror is not None and not re.fullmatch(r"[a-z0-9.-]+\.[a-z]+(/[a-z0-9._/-]+)?", s.container_mirror):
-        yield f"container_mirror must be a registry with an optional prefix (no scheme, no trailing /), got {s.container_mirror!r}"
+        yield (
+            f"container_mirror must be a registry with an optional prefix (no scheme, no trailing /), got {s.container_mirror!r}; "
+            "for example 123456789012.dkr.ecr.us-east-2.amazonaws.com/ecr-public"
+        )
 
 
 def _existing(s: Settings) -> Iterator[str]:
     if s.existing_vpc_id is not None and not re.fullmatch(r"vpc-[0-9a-f]{8,17}", s.existing_vpc_id):
-        yield f"existing_vpc_id must look like vpc-0123456789abcdef0, got {s.existing_vpc_id!r}"
+        yield f"existing_vpc_id must look like vpc-0123456789abcdef0, got {s.existing_vpc_id!r}; leave it out to get a new VPC"
     given = s.existing_cluster
     if given:
         for key, meaning in _EXISTING_CLUSTER_KEYS.items():
             if not given.get(key):
-                yield f"existing_cluster needs {key} ({meaning})"
+                yield f"existing_cluster needs {key} ({meaning}); add it in cdk.json"
             elif key in _EXISTING_CLUSTER_LISTS:
                 if not isinstance(given[key], list | tuple) or not all(isinstance(item, str) for item in given[key]):
-                    yield f"existing_cluster.{key} must be a list of text ({meaning}), got {given[key]!r}"
+                    yield f"existing_cluster.{key} must be a list of text ({meaning}), got {given[key]!r}; write it in [ ]"
                     return
             elif not isinstance(given[key], str):
-                yield f"existing_cluster.{key} must be text ({meaning}), got {given[key]!r}"
+                yield f"existing_cluster.{key} must be text ({meaning}), got {given[key]!r}; write it in quotes"
         for key in given:
             if key not in _EXISTING_CLUSTER_KEYS:
-                yield f"existing_cluster has no field {key!r}; known: {', '.join(_EXISTING_CLUSTER_KEYS)}"
+                yield f"existing_cluster has no field {key!r}; use one of {', '.join(_EXISTING_CLUSTER_KEYS)}"
         zones, subnets = given.get("availability_zones") or [], given.get("private_subnet_ids") or []
         if len(zones) != len(subnets):
-            yield f"existing_cluster names {len(zones)} availability_zones and {len(subnets)} private_subnet_ids; one subnet a zone"
+            yield f"existing_cluster names {len(zones)} availability_zones and {len(subnets)} private_subnet_ids; name one subnet a zone"
         if s.existing_vpc_id:
             yield "existing_cluster already says its VPC; leave existing_vpc_id out"
     if s.queue_name is not None and (len(s.queue_name) > 63 or not _DNS_1035.fullmatch(s.queue_name)):
-        yield f"queue_name must be a Kueue LocalQueue's name (at most 63 lower-case letters, digits or -), got {s.queue_name!r}"
+        yield f"queue_name must be a Kueue LocalQueue's name (at most 63 lower-case letters, digits or -), got {s.queue_name!r}; `kubectl get localqueues` lists them"
 
 
 _RULES: tuple[Callable[[Settings], Iterator[str]], ...] = (

@@ -23,11 +23,13 @@ def read_architecture(model_config: str) -> dict[str, Any]:
         path = beside
     path = path / "config.json" if path.is_dir() else path
     if not path.is_file():
-        raise ModelError(f"--model-config: no such file: {path}")
+        raise ModelError(
+            f"--model-config: no such file: {path}; give one that lies in the job's folder or on storage that all nodes share"
+        )
     try:
         values = json.loads(path.read_text())
-    except ValueError as error:
-        raise ModelError(f"--model-config {path} is not JSON: {error}") from error
+    except (ValueError, RecursionError) as error:
+        raise ModelError(f"--model-config {path} is not JSON: {error}; give a Hugging Face config.json") from error
     if not isinstance(values, dict) or not values.get("model_type"):
-        raise ModelError(f'--model-config {path} has no "model_type", for example "qwen2"')
+        raise ModelError(f'--model-config {path} has no "model_type"; add it, for example "qwen2"')
     return values

@@ -47,7 +47,7 @@ def expected_gpus(environment: Any = os.environ) -> int | None:
     if not text:
         return None
     if not text.isdigit():
-        raise JobUsageError(f"{name} must say a whole number, got {text!r}")
+        raise JobUsageError(f"{name} must say a whole number, got {text!r}; set it to the cluster's GPUs, or leave it out")
     return int(text)
 
 

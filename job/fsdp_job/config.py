@@ -9,6 +9,8 @@ from typing import Any
 
 from fsdp_job.errors import JobUsageError
 
+MOST = 2**31 - 1
+"""Of any whole number: what is above is a typing mistake, and does not fit the 32 bits that some libraries keep it in."""
 DEFAULT_MODEL = "Qwen/Qwen2.5-1.5B"
 
 
@@ -69,29 +71,35 @@ class JobConfig:
             value = getattr(self, name)
             if value is not None and value < low:
                 out.append(self._low(name, low))
+        for name in (*at_least_one, *at_least_zero, "num_workers", "min_workers", "max_failures"):
+            value = getattr(self, name)
+            if value is not None and value > MOST:
+                out.append(f"{flag(name)} must be at most {MOST}, got {str(value)[:20]}…; leave it out to get {_default(name)}")
         for name in ("learning_rate", "max_grad_norm", "wait_seconds", "collective_timeout_seconds"):
             value = getattr(self, name)
             if not math.isfinite(value) or value <= 0:
-                out.append(f"{flag(name)} must be a positive number, got {value}")
+                out.append(f"{flag(name)} must be a positive number, got {value}; leave it out to get {_default(name)}")
         if self.min_workers and self.num_workers and self.min_workers > self.num_workers:
-            out.append(f"--min-workers must be at most --num-workers ({self.num_workers}), got {self.min_workers}")
+            out.append(
+                f"--min-workers must be at most --num-workers ({self.num_workers}), got {self.min_workers}; lower it or leave it out"
+            )
         return out
 
     def _low(self, name: str, low: int) -> str:
-        return f"{flag(name)} must be at least {low}, got {getattr(self, name)}"
+        return f"{flag(name)} must be at least {low}, got {getattr(self, name)}; leave it out to get {_default(name)}"
 
     def _choice_problems(self) -> list[str]:
         out = []
         for name, allowed in CHOICES.items():
             value = getattr(self, name)
             if value is not None and value not in allowed:
-                out.append(f"{flag(name)} must be one of {', '.join(allowed)}, got {value!r}")
+                out.append(f"{flag(name)} must be one of {', '.join(allowed)}, got {value!r}; leave it out to get {_default(name)}")
         if self.model_id and self.model_config:
             out.append("--model-id and --model-config exclude each other: give weights or an architecture, not both")
         for name in ("run_name",):
             value = getattr(self, name)
             if value is not None and (not value or "/" in value or value in (".", "..")):
-                out.append(f"{flag(name)} must be a plain folder name, got {value!r}")
+                out.append(f"{flag(name)} must be a plain folder name, got {value!r}; leave / and .. out of it")
         return out
 
     # ---- derived numbers -------------------------------------------------------------------------------------------
@@ -127,6 +135,12 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "schedule": ("constant", "cosine"),
     "export": ("hf",),
 }
+
+
+def _default(field: str) -> str:
+    """What a run gets without the flag, for messages."""
+    value = getattr(JobConfig, field)
+    return "what fits the cluster" if value is None else f"the default ({value})"
 
 
 def flag(field: str) -> str:

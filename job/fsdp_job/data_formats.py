@@ -117,7 +117,7 @@ def documents(piece: Piece) -> Iterator[bytes]:
         with open_source(source) as file:
             yield from read(piece, file)
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise JobUsageError(f"{source.location} is not a whole gzip file: {first_line(error)}") from error
+        raise JobUsageError(f"{source.location} is not a whole gzip file: {first_line(error)}; copy it again") from error
     except OSError as error:
         raise StorageError(f"{source.location} cannot be read: {first_line(error)}") from error
 
@@ -150,7 +150,7 @@ def _open_parquet(source: Source, file: BinaryIO) -> Any:
     try:
         return pq.ParquetFile(file)
     except pa.ArrowException as error:
-        raise JobUsageError(f"{source.location} is not a whole parquet file: {first_line(error)}") from error
+        raise JobUsageError(f"{source.location} is not a whole parquet file: {first_line(error)}; copy it again") from error
 
 
 def _parquet(piece: Piece, file: BinaryIO) -> Iterator[bytes]:
@@ -170,7 +170,7 @@ def _parquet(piece: Piece, file: BinaryIO) -> Iterator[bytes]:
                     yield value
     except pa.ArrowException as error:
         raise JobUsageError(
-            f"{source.location}: column {column} cannot be read as text: {first_line(error)}"
+            f"{source.location}: column {column} cannot be read as text: {first_line(error)}; give a file whose column holds strings"
         ) from error
 
 
@@ -203,7 +203,7 @@ def _jsonl(piece: Piece, file: BinaryIO) -> Iterator[bytes]:
             raise _no_text(at, list(row))
         value = row[column]
         if value is not None and not isinstance(value, str):
-            raise JobUsageError(f"{at}: {column} must be a string, got {type(value).__name__}")
+            raise JobUsageError(f"{at}: {column} must be a string, got {type(value).__name__}; correct that line")
         if value:
             yield value.encode("utf-8", "replace")  # JSON allows lone surrogates, UTF-8 does not
 

@@ -39,7 +39,7 @@ def find_hub(dataset: str) -> list[Source]:
         wanted = [name for name in sizes if pattern.fullmatch(name) or name.startswith(path.rstrip("/") + "/")]
         if not wanted:
             raise JobUsageError(
-                f"--dataset {dataset}: no file of {repo} matches {path}; it holds {', '.join(list(sizes)[:8])} …"
+                f"--dataset {dataset}: no file of {repo} matches {path}; name one of {', '.join(list(sizes)[:8])} …"
             )
     names = choose_readable(dataset, wanted, explicit=path is not None and path in wanted)
     train = {name for name in names if "train" in PurePosixPath(name).name or "/train/" in f"/{name}"}

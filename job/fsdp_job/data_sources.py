@@ -165,7 +165,7 @@ def _find_s3(dataset: str, own: Sequence[str]) -> list[Source]:
         if not is_hidden(name) and (pattern is None or pattern.fullmatch(info.path)):
             names[name] = info
     if pattern is not None and not names:
-        raise JobUsageError(f"--dataset {dataset}: no object matches the pattern under s3://{path}")
+        raise JobUsageError(f"--dataset {dataset}: no object matches the pattern under s3://{path}; check bucket, prefix and pattern")
     return [
         Source(
             name=name, location=f"s3://{names[name].path}", size=names[name].size, stamp=f"mtime {names[name].mtime_ns}"

@@ -17,7 +17,7 @@ from fsdp_job.errors import JobUsageError
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        raise JobUsageError(f"{message}; see python {self.prog} --help")
+        raise JobUsageError(f"{message[:300]}; see python {self.prog} --help")
 
 
 def build_parser() -> argparse.ArgumentParser:

@@ -89,7 +89,10 @@ def _by_path(path: str) -> Saved:
     location = locate(path)
     found = read_saved(location) or next(iter(_run_at(path).saved()), None)
     if found is None:
-        raise CheckpointError(f"--resume {path}: no complete checkpoint there (no folder with complete.json)")
+        raise CheckpointError(
+            f"--resume {path}: no complete checkpoint there (no folder with complete.json); "
+            "give the path of one, or --resume auto"
+        )
     return found
 
 

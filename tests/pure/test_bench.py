@@ -197,7 +197,7 @@ def test_bandwidth_is_put_against_the_line_rate(ray: StubRay, url: str, capsys: 
     [
         (["transport", "--over", "efa,ib"], "--over takes efa, tcp and none"),
         (["transport", "--over", "tcp,tcp"], "each once"),
-        (["nccl", "--repeat", "0"], "--repeat must be at least 1"),
+        (["nccl", "--repeat", "0"], "--repeat: must be a whole number from 1 to 1,000"),
         (["nccl", "--job-dir", "nowhere"], "no job folder"),
     ],
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import json
+import re
 from dataclasses import fields
 
 import pytest
@@ -21,6 +22,12 @@ _CLUSTER = {
     "availability_zones": ["us-east-2a", "us-east-2b"],
     "private_subnet_ids": ["subnet-1", "subnet-2"],
 }
+
+
+# What a message must end with: what to do. (What is wrong, got and allowed is each case's own.)
+REMEDY = re.compile(
+    r"\b(set|use|leave|choose|add|name|raise|lower|shorten|write|store|correct|remove|make|see|check|lists?|for example|run|init)\b"
+)
 
 
 def problems_of(**values: object) -> list[str]:
@@ -122,9 +129,13 @@ def test_text_from_the_command_line_is_coerced_to_each_type() -> None:
     ],
 )  # fmt: skip
 def test_wrong_setting_is_one_message_that_says_what_got_and_remedy(values: dict, says: list[str]) -> None:
-    text = " | ".join(problems_of(**values))
+    problems = problems_of(**values)
+    text = " | ".join(problems)
     for part in says:
         assert part in text
+    for problem in problems:
+        assert REMEDY.search(problem), problem
+        assert "\n" not in problem
 
 
 def test_all_problems_are_reported_at_once() -> None:

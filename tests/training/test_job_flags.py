@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import time
@@ -71,7 +72,12 @@ def test_values_keep_their_underscores_and_may_begin_with_dashes_after_an_equals
         (["stray"], "unexpected argument stray"),
         (["--steps", "many"], "invalid int value: 'many'"),
         (["--sharding", "half"], "invalid choice: 'half'"),
-        (["--steps", "0", "--seq-len", "0"], "--steps must be at least 1, got 0\n--seq-len must be at least 1, got 0"),
+        (["--steps", "0", "--seq-len", "0"], "--steps must be at least 1, got 0; leave it out to get the default (5)\n--seq-len must be at least 1"),
+        (["--num-workers", "0"], "--num-workers must be at least 1, got 0; leave it out to get what fits the cluster"),
+        (["--steps", "9" * 30], "--steps must be at most 2147483647, got 99999999999999999999…"),
+        (["--steps", "9" * 9999], "argument --steps: invalid int value"),
+        (["--seed", "-1"], "--seed must be at least 0, got -1"),
+        (["--run-name", ".."], "--run-name must be a plain folder name, got '..'"),
         (["--learning-rate", "nan"], "--learning-rate must be a positive number, got nan"),
         (["--min-workers", "4", "--num-workers", "2"], "--min-workers must be at most --num-workers (2), got 4"),
         (["--model-id", "a", "--model-config", "b"], "exclude each other"),
@@ -82,6 +88,8 @@ def test_mistakes_are_named_with_the_remedy(words: list[str], said: str) -> None
     with pytest.raises(JobUsageError) as caught:
         parse_args(words)
     assert said in str(caught.value)
+    for problem in str(caught.value).splitlines():
+        assert re.search(r"leave .*out|lower|give|see python train\.py --help", problem), problem
 
 
 def test_help_and_mistakes_answer_at_once_without_torch() -> None:

@@ -64,7 +64,7 @@ class Parser(argparse.ArgumentParser):
         super().__init__(*args, **kwargs)
 
     def error(self, message: str) -> NoReturn:
-        raise UsageError(f"{message}\nsee: {self.prog} --help")
+        raise UsageError(f"{message[:500]}; see {self.prog} --help")
 
 
 def available_commands() -> list[str]:
@@ -112,7 +112,7 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, ModuleType]:
     if command is not None and command not in available_commands():
         near = difflib.get_close_matches(command, available_commands(), n=1)
         hint = f"; did you mean {near[0]}?" if near else ""
-        raise UsageError(f"no command {command!r}{hint}\ncommands: {', '.join(available_commands())}")
+        raise UsageError(f"no command {command!r}{hint}; commands: {', '.join(available_commands())}")
     parser, module = build_parser(command)
     style = getattr(module, "JOB_ARGUMENTS", None)
     job_args: list[str] = []
@@ -124,7 +124,7 @@ def parse(argv: Sequence[str]) -> tuple[argparse.Namespace, ModuleType]:
         job_args = unknown + job_args
     elif unknown:
         hint = f"; the job's own flags go behind --: {PROG} {command} -- {' '.join(unknown)}" if style else ""
-        raise UsageError(f"unknown argument {' '.join(unknown)}{hint}\nsee: {PROG} {command} --help")
+        raise UsageError(f"unknown argument {' '.join(unknown)}{hint}; see {PROG} {command} --help")
     if style:
         args.job_args = job_args
     assert module is not None  # a command is required, and only listed ones get this far

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .connect import add_address
+from .numbers import seconds, whole
 
 if TYPE_CHECKING:
     from .bench_runs import Counted, Over
@@ -51,9 +52,18 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
             + ("efa,tcp" if name == "transport" else "efa") + " where the cluster has EFA, else none)",
         )  # fmt: skip
         one.add_argument(
-            "--repeat", type=int, default=repeat, metavar="N", help=f"runs over each transport (default: {repeat})"
+            "--repeat",
+            type=whole(1, 1000),
+            default=repeat,
+            metavar="N",
+            help=f"runs over each transport (default: {repeat})",
         )
-        one.add_argument("--timeout", type=float, metavar="S", help="stop each run after so many seconds")
+        one.add_argument(
+            "--timeout",
+            type=seconds("leave it out for no limit"),
+            metavar="S",
+            help="stop each run after so many seconds",
+        )
         one.add_argument(
             "--job-dir", type=Path, default=Path("job"), metavar="DIR", help="folder to upload (default: job)"
         )
@@ -66,16 +76,14 @@ def run(args: argparse.Namespace) -> int:
     """Measure and report. Raises UsageError before anything is submitted where it can."""
     import json
 
-    from eks_ray_train.errors import UsageError
-
     from .bench_page import write_bench
     from .connect import connect
     from .package_dir import build_package
     from .runs import new_submission_id
     from .waiting import ClusterWait
+    from .writable import check_writable
 
-    if args.repeat < 1:
-        raise UsageError(f"--repeat must be at least 1, got {args.repeat}")
+    check_writable(args.report_dir, "--report-dir", folder=True)
     chosen = _transports(args.over)
     package = build_package(args.job_dir)
     with connect(args.address, wait=ClusterWait(out=sys.stderr)) as target:
@@ -106,7 +114,9 @@ def _transports(text: str | None) -> list[Over]:
     names: list[Any] = [name.strip() for name in (text or "").split(",") if name.strip()]
     wrong = [name for name in names if name not in ("efa", "tcp", "none")]
     if wrong or len(set(names)) != len(names):
-        raise UsageError(f"--over takes efa, tcp and none, each once, with commas; got {text!r}")
+        raise UsageError(
+            f"--over takes efa, tcp and none, each once, with commas, got {text!r}; for example --over efa,tcp"
+        )
     return names
 
 

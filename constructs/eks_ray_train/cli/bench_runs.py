@@ -68,7 +68,7 @@ def run_counted(
         mark(target.clear_busy, submission_id)
     if result.detached:
         raise JobFailedError(
-            f"the benchmark was interrupted; {submission_id} goes on: eks-ray-train stop {submission_id}"
+            f"the benchmark was interrupted; {submission_id} goes on; stop it: eks-ray-train stop {submission_id}"
         )
     proof, why_not = prove(result, over=over, least_bytes=least_bytes)
     return Counted(over=over, repeat=repeat, result=result, proof=proof, why_not=why_not)
@@ -81,7 +81,7 @@ def prove(result: RunResult, *, over: Over, least_bytes: float | None = None) ->
     if over != "none":
         verdict = result.verdict
         if verdict is None:
-            raise EksRayTrainError("a benchmark's run was not judged; this should not happen")
+            raise EksRayTrainError("a benchmark's run was not judged, which should not happen; report it")
         if verdict.outcome == "pass":
             return (
                 f"gate: {verdict.transport.json_value} on {verdict.nodes_seen} of {verdict.nodes_expected} nodes",

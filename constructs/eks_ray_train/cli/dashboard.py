@@ -6,6 +6,7 @@ import argparse
 import sys
 
 from .connect import add_address
+from .numbers import whole
 
 EXAMPLES = """\
 examples:
@@ -17,7 +18,7 @@ examples:
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """The command's flags."""
     parser = subparsers.add_parser("dashboard", help="forward Ray's dashboard to this machine", epilog=EXAMPLES)
-    parser.add_argument("--port", type=int, default=0, metavar="N", help="local port (default: a free one)")
+    parser.add_argument("--port", type=whole(0, 65535, remedy="0 takes a free port"), default=0, metavar="N", help="local port (default: a free one)")
     add_address(parser)
 
 
@@ -25,12 +26,8 @@ def run(args: argparse.Namespace) -> int:
     """With ``--address``: check and print it. Else forward through the EKS API until Ctrl-C (exit code 0)."""
     import json
 
-    from eks_ray_train.errors import UsageError
-
     from .connect import connect
 
-    if not 0 <= args.port <= 65535:
-        raise UsageError(f"--port must be 0 to 65535, got {args.port}")
     with connect(args.address, local_port=args.port) as target:
         url = target.client.address
         if args.json:

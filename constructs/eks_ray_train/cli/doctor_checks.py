@@ -73,7 +73,7 @@ class ClusterFacts:
 
         running = [pod for pod in self.workers if pod.ready]
         if not running:
-            raise ClusterNotReadyError("no worker pod is ready, so nothing can be asked inside one")
+            raise ClusterNotReadyError("no worker pod is ready, so nothing can be asked inside one; see to the pods first")
         return [ask_pod(self.objects, pod) for pod in running]
 
 

@@ -90,7 +90,7 @@ def ask_pod(objects: KubeObjects, pod: Pod) -> PodFacts:
     """Run the probe in a pod. Raises ClusterNotReadyError where that is not allowed, not possible, or gives no answer in time."""
     ran = objects.run_in_pod(pod.name, pod.container, ["python", "-c", PROBE], timeout_s=TIMEOUT_S)
     if ran.code is None:
-        raise ClusterNotReadyError(f"the probe in pod {pod.name} did not end within {TIMEOUT_S:.0f} s")
+        raise ClusterNotReadyError(f"the probe in pod {pod.name} did not end within {TIMEOUT_S:.0f} s; run doctor again")
     line = next((line for line in reversed(ran.out.splitlines()) if line.startswith(MARK)), None)
     if line is None:
         last = (ran.err or ran.out).strip().splitlines()[-1:] or ["no output"]

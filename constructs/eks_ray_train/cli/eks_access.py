@@ -179,7 +179,7 @@ def _ask(call: Callable[[], Any], *, what: str, name: str, region: str) -> Any:
                 "or correct cluster_name and region in cdk.json"
             ) from None
         if code in ("AccessDeniedException", "AccessDenied"):
-            raise ClusterNotReadyError(f"this identity may not call {what} ({error.response['Error'].get('Message')}); allow it") from None
-        raise ClusterNotReadyError(f"{what} failed: {error}") from None
+            raise ClusterNotReadyError(f"this identity may not call {what} ({error.response['Error'].get('Message')}); allow it in its IAM policy, or use another role") from None
+        raise ClusterNotReadyError(f"{what} failed: {error}; try again, and see eks-ray-train doctor") from None
     except aws.BotoCoreError as error:
         raise ClusterNotReadyError(f"{what}: AWS cannot be reached ({error}); check the network, a proxy, and the region {region}") from None

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 
 from eks_ray_train.errors import UsageError
 
+from .numbers import MOST_NODES, whole
+
 if TYPE_CHECKING:
     from eks_ray_train.gate import ExpectedFabric, Verdict
 
@@ -39,7 +41,10 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     parser.add_argument("--job-status", metavar="S", help="how the job ended, as Ray says it; only SUCCEEDED can pass")
     parser.add_argument(
-        "--nodes", type=int, metavar="N", help="GPU nodes of the run (default: as the log says, at least 2)"
+        "--nodes",
+        type=whole(1, MOST_NODES, remedy="leave it out to take the nodes that the log names"),
+        metavar="N",
+        help="GPU nodes of the run (default: as the log says, at least 2)",
     )
     parser.add_argument(
         "--expect", choices=["efa", "tcp", "none"], help="transport to expect (default: efa; none for one node)"
@@ -54,12 +59,8 @@ def run(args: argparse.Namespace) -> int:
     """Judge and print; returns the exit code. Raises UsageError for files and values that cannot be used."""
     from eks_ray_train.gate import RunJudge, read_log
 
-    if args.nodes is not None and args.nodes < 1:
-        raise UsageError(
-            f"--nodes must be at least 1, got {args.nodes}; leave it out to take the nodes that the log names"
-        )
     if args.files.count("-") > 1:
-        raise UsageError("standard input (-) can be given only once")
+        raise UsageError("standard input (-) can be given only once; name files for the rest")
     fabric = fabric_of(args.instance_type) if args.instance_type else None
     judge = RunJudge(nodes_expected=args.nodes, expected=args.expect, instance=fabric)
     for name in args.files:
@@ -78,7 +79,7 @@ def fabric_of(instance_type: str) -> ExpectedFabric:
     from eks_ray_train.gate import ExpectedFabric
     from eks_ray_train.instances import get_instance_type
 
-    row = get_instance_type(instance_type, accept_unverified_layout=True)
+    row = get_instance_type(instance_type, accept_unverified_layout=True, asked_by="--instance-type")
     return ExpectedFabric(nics=row.efa_interfaces, gpudirect_rdma=row.gpudirect_rdma)
 
 

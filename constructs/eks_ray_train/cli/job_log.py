@@ -129,7 +129,7 @@ class JobLog:
                     response.close()
             except (ClusterNotReadyError, HTTPError, OSError) as error:
                 if time.monotonic() > give_up:
-                    raise Unreachable(f"the end of the log of job {self._job_id} cannot be read: {error}") from error
+                    raise Unreachable(f"the end of the log of job {self._job_id} cannot be read: {error}; try again: eks-ray-train logs {self._job_id}") from error
                 time.sleep(1.0)
 
     # ---- the reader's thread ---------------------------------------------------------------------------------------

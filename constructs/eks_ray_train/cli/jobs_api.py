@@ -83,7 +83,7 @@ def normalize_address(address: str) -> str:
     url = address if "://" in address else f"http://{address}"
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise UsageError(f"--address must be the URL of a Ray dashboard such as http://127.0.0.1:8265, got {address!r}")
+        raise UsageError(f"--address must be the URL of a Ray dashboard such as http://127.0.0.1:8265, got {address!r}; correct it")
     try:
         parts.port  # noqa: B018 (reading it checks it)
     except ValueError:
@@ -134,17 +134,17 @@ class JobsClient:
             return json.loads(text)
         except ValueError:
             raise ClusterNotReadyError(
-                f"{self.address} answered {what} with something that is not JSON ({text[:80]!r}); is it a Ray dashboard?"
+                f"{self.address} answered {what} with something that is not JSON ({text[:80]!r}); check that it is a Ray dashboard: {self._remedy}"
             ) from None
 
     def _failure(self, status: int, text: str, what: str) -> Exception:
         # The dashboard answers with a traceback; its last line is the reason.
         reason = next((line for line in reversed(text.strip().splitlines()) if line.strip()), "no reason given")[:500]
         if status == 400:
-            return UsageError(f"Ray refuses {what}: {reason}")
+            return UsageError(f"Ray refuses {what}: {reason}; correct that and submit again")
         if status == 413:
-            return UsageError(f"Ray refuses {what} as too large (HTTP 413: {reason}); make the job's folder smaller")
-        return ClusterNotReadyError(f"Ray failed at {what} (HTTP {status}): {reason}")
+            return UsageError(f"Ray refuses {what} as too large (HTTP 413: {reason}); make the job's folder smaller (--dataset and --storage-path read and write elsewhere)")
+        return ClusterNotReadyError(f"Ray failed at {what} (HTTP {status}): {reason}; try again, or look at the head's log (kubectl logs)")
 
     # ---- calls -----------------------------------------------------------------------------------------------------
     def version(self, *, within_s: float = PROBE_SECONDS) -> str:
@@ -247,7 +247,7 @@ class JobsClient:
         if response.status != 200:
             text = response.read(2000, decode_content=True).decode("utf-8", "replace")
             response.close()
-            raise ClusterNotReadyError(f"no log of job {info.submission_id} yet (HTTP {response.status}): {text.strip()[-300:]}")
+            raise ClusterNotReadyError(f"no log of job {info.submission_id} yet (HTTP {response.status}: {text.strip()[-300:]}); try again once it runs")
         return response
 
 

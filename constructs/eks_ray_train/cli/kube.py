@@ -94,7 +94,8 @@ class KubeCluster:
                 raise NotThere(f"cannot {what}: there is none such in namespace {self.namespace} ({error.reason})") from None
             failed = NoAnswer if status >= 500 or status == 429 else ClusterNotReadyError
             raise failed(
-                f"the API of cluster {self._eks.name} failed to {what} (HTTP {status} {error.reason}): {str(error.body)[:300]}"
+                f"the API of cluster {self._eks.name} failed to {what} (HTTP {status} {error.reason}): {str(error.body)[:300]}; "
+                "try again, and see eks-ray-train doctor"
             ) from None
         except (HTTPError, OSError) as error:
             raise self._eks.unreachable(f"{type(error).__name__}: {error}"[:200]) from None
@@ -135,7 +136,7 @@ class KubeCluster:
                 "the KubeRay operator makes it: look at its log, or delete the RayCluster and deploy again"
             ) from None
         if key not in (secret.data or {}):
-            raise ClusterNotReadyError(f"the secret {name} in namespace {self.namespace} has no key {key}, which holds Ray's token")
+            raise ClusterNotReadyError(f"the secret {name} in namespace {self.namespace} has no key {key} for Ray's token; delete the secret, and the KubeRay operator makes it anew")
         return base64.b64decode(secret.data[key]).decode().strip()
 
     def open_dashboard(self) -> Any:

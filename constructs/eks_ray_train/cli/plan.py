@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from eks_ray_train.errors import UsageError
 
+from .numbers import MOST_NODES, MOST_PER_STEP, MOST_SEQ_LEN, MOST_STEPS, MOST_TOKENS, amount, whole
+
 if TYPE_CHECKING:
     from eks_ray_train.plan.run import Cluster
 
@@ -36,24 +38,37 @@ def add_parser(subparsers: argparse._SubParsersAction[Any]) -> None:
         help="GPU instance types to compare; :NODES overrides --nodes (default: cdk.json's, with common types beside it)",
     )  # fmt: skip
     parser.add_argument(
-        "--nodes", type=int, default=None, metavar="N", help="GPU nodes (default: cdk.json's gpu_node_count, else 2)"
+        "--nodes",
+        type=whole(1, MOST_NODES),
+        default=None,
+        metavar="N",
+        help="GPU nodes (default: cdk.json's gpu_node_count, else 2)",
     )
     parser.add_argument(
         "--model", default="Qwen/Qwen2.5-1.5B", metavar="ID|FILE", help="a common model's id, or a config.json"
     )
     parser.add_argument(
-        "--seq-len", "--seq_len", type=int, default=2048, metavar="N", help="tokens a sequence (default: 2048)"
+        "--seq-len",
+        "--seq_len",
+        type=whole(1, MOST_SEQ_LEN),
+        default=2048,
+        metavar="N",
+        help="tokens a sequence (default: 2048)",
     )
     parser.add_argument(
         "--batch-size",
         "--batch_size",
-        type=int,
+        type=whole(1, MOST_PER_STEP),
         default=1,
         metavar="N",
         help="sequences a GPU and micro-batch (default: 1)",
     )
     parser.add_argument(
-        "--accumulate", type=int, default=1, metavar="N", help="micro-batches an optimizer step (default: 1)"
+        "--accumulate",
+        type=whole(1, MOST_PER_STEP),
+        default=1,
+        metavar="N",
+        help="micro-batches an optimizer step (default: 1)",
     )
     parser.add_argument(
         "--sharding", choices=("full", "hybrid", "auto"), default="auto", help="as the job's flag (default: auto)"
@@ -68,12 +83,20 @@ def add_parser(subparsers: argparse._SubParsersAction[Any]) -> None:
     parser.add_argument(
         "--transport", choices=("efa", "tcp"), default="efa", help="what carries traffic between nodes (default: efa)"
     )
-    amount = parser.add_mutually_exclusive_group()
-    amount.add_argument(
-        "--tokens", type=float, default=None, metavar="N", help="tokens of the whole run, for example 1e9"
+    how_long = parser.add_mutually_exclusive_group()
+    how_long.add_argument(
+        "--tokens",
+        type=amount(1, MOST_TOKENS),
+        default=None,
+        metavar="N",
+        help="tokens of the whole run, for example 1e9",
     )
-    amount.add_argument(
-        "--steps", type=int, default=None, metavar="N", help="optimizer steps of the whole run (default: 1000)"
+    how_long.add_argument(
+        "--steps",
+        type=whole(1, MOST_STEPS),
+        default=None,
+        metavar="N",
+        help="optimizer steps of the whole run (default: 1000)",
     )
     parser.add_argument(
         "--html", type=Path, default=None, metavar="FILE", help="write a page with charts, complete in one file"
@@ -85,12 +108,6 @@ def run(args: argparse.Namespace) -> int:
     from eks_ray_train.plan import Run, advise, compare, find_model
     from eks_ray_train.plan import report as reports
 
-    problems = []
-    for flag, value in (("--nodes", args.nodes), ("--steps", args.steps), ("--tokens", args.tokens)):
-        if value is not None and not 1 <= value < 1e18:
-            problems.append(f"{flag} must be at least 1, got {value:g}")
-    if problems:
-        raise UsageError("; ".join(problems))
     planned = Run(
         shape=find_model(args.model), seq_len=args.seq_len, batch_size=args.batch_size, accumulate=args.accumulate,
         sharding=args.sharding, checkpointing=args.activation_checkpointing, precision=args.precision,
@@ -123,11 +140,13 @@ def _clusters(args: argparse.Namespace) -> list[Cluster]:
     out: dict[tuple[str, int], Cluster] = {}
     for word in asked:
         name, colon, count = word.partition(":")
-        if colon and (not count.isdigit() or int(count) < 1):
-            raise UsageError(f"--instance-type {word}: after the colon comes a number of nodes, for example {name}:2")
+        if colon and not (count.isascii() and count.isdigit() and len(count) < 9 and 1 <= int(count) <= MOST_NODES):
+            raise UsageError(
+                f"--instance-type {word[:60]}: after the colon comes a number of nodes from 1 to {MOST_NODES}, for example {name}:2"
+            )
         number = int(count) if colon else nodes
         # The plan does not depend on the interface layout, so a type whose layout no source confirms can be planned with.
-        row = get_instance_type(name, accept_unverified_layout=True)
+        row = get_instance_type(name, accept_unverified_layout=True, asked_by="--instance-type")
         out.setdefault((name, number), cluster_of(row, number, args.transport))
     return list(out.values())
 

@@ -79,12 +79,12 @@ def synthesize(root: Path, out: Path, context: list[str]) -> None:
     try:
         done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, check=False)
     except OSError as error:
-        raise UsageError(f"cannot start the application's command {shlex.join(command)}: {error}") from None
+        raise UsageError(f"cannot start the application's command {shlex.join(command)}: {error}; correct \"app\" in cdk.json") from None
     if done.returncode == int(ExitCode.USAGE) and "Traceback" not in done.stderr:
         raise UsageError(done.stderr.strip().removeprefix("eks-ray-train: "))
     if done.returncode:
         tail = "\n".join(done.stderr.strip().splitlines()[-15:])
-        raise EksRayTrainError(f"{shlex.join(command)} failed with exit code {done.returncode}:\n{tail}")
+        raise EksRayTrainError(f"{shlex.join(command)} failed with exit code {done.returncode}; correct what its last lines say:\n{tail}")
 
 
 def _only(manifests: list[Rendered], kinds: list[str]) -> list[Rendered]:
@@ -94,7 +94,7 @@ def _only(manifests: list[Rendered], kinds: list[str]) -> list[Rendered]:
     wanted = {kind.lower() for kind in kinds}
     unknown = sorted(wanted - {kind.lower() for kind in present})
     if unknown:
-        raise UsageError(f"--kind {unknown[0]}: the deploy applies no such object; kinds: {', '.join(present)}")
+        raise UsageError(f"--kind {unknown[0]}: the deploy applies no such object; use one of: {', '.join(present)}")
     return [rendered for rendered in manifests if rendered.document["kind"].lower() in wanted]
 
 

@@ -26,7 +26,7 @@ def parse_env(pairs: Iterable[str]) -> dict[str, str]:
     for pair in pairs:
         name, sep, value = pair.partition("=")
         if not sep or not name or any(c.isspace() for c in name):
-            raise UsageError(f"--env takes NAME=VALUE, got {pair!r}")
+            raise UsageError(f"--env takes NAME=VALUE, got {pair!r}; write for example --env {_named(name)}=1")
         env[name] = value
     return env
 
@@ -38,15 +38,22 @@ def parse_runtime_env(text: str | None) -> dict[str, Any]:
     try:
         data = json.loads(text)
     except ValueError as error:
-        raise UsageError(f"--runtime-env-json is not JSON: {error}") from None
+        raise UsageError(
+            f"--runtime-env-json is not JSON: {error}; write it in single quotes, for example '{{\"pip\": [\"einops\"]}}'"
+        ) from None
     if not isinstance(data, dict):
-        raise UsageError(f"--runtime-env-json must be an object such as '{{\"pip\": [\"einops\"]}}', got {text[:80]}")
+        raise UsageError(f"--runtime-env-json must be an object, got {text[:80]}; for example '{{\"pip\": [\"einops\"]}}'")
     if "working_dir" in data:
         raise UsageError("--runtime-env-json must not set working_dir: that is the job's folder; choose it with --job-dir")
     env = data.get("env_vars", {})
     if not isinstance(env, dict) or not all(isinstance(v, str) for v in env.values()):
-        raise UsageError('--runtime-env-json: env_vars must be an object of text values, such as {"HF_HUB_OFFLINE": "1"}')
+        raise UsageError('--runtime-env-json: env_vars must be an object of text values; for example {"HF_HUB_OFFLINE": "1"}')
     return data
+
+
+def _named(text: str) -> str:
+    """A name for an example: the user's own where it is one."""
+    return text if text.isidentifier() else "NAME"
 
 
 def build_env(*, user: Mapping[str, str], expect: Expect, allow_tcp: bool, gate: bool) -> dict[str, str]:

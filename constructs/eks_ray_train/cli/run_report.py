@@ -44,7 +44,7 @@ def write_reports(folder: Path, document: dict[str, Any], runs: Runs, *, title: 
         path.write_text(render(title, full, runs, derived), encoding="utf-8")
     except OSError as error:
         raise UsageError(
-            f"cannot write the report to {folder}: {error.strerror or error}; choose another folder"
+            f"cannot write the report to {folder}: {error.strerror or error}; choose another folder (--report-dir, --out)"
         ) from None
     return path
 

@@ -105,10 +105,13 @@ class RunResult:
 
 def nodes_used(job_args: Sequence[str], declared: int, gpus_per_node: int) -> int:
     """Nodes that the job's ranks fill: all declared ones, fewer where ``--num_workers`` asks for fewer."""
-    workers = flag_value(job_args, "--num_workers")
-    if workers is None or not workers.isdigit() or int(workers) == 0:
-        return declared
-    return min(declared, math.ceil(int(workers) / gpus_per_node))
+    workers = whole_number(flag_value(job_args, "--num_workers") or "")
+    return min(declared, math.ceil(workers / gpus_per_node)) if workers else declared
+
+
+def whole_number(text: str) -> int | None:
+    """A whole number of at most nine digits, None for anything else (the job itself says what is wrong with it)."""
+    return int(text) if len(text) < 10 and text.isascii() and text.isdigit() else None
 
 
 def new_submission_id(prefix: str = "run") -> str:
@@ -227,7 +230,7 @@ def write_junit(result: RunResult, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise UsageError(f"cannot write --junit {path}: {error.strerror or error}") from None
+        raise UsageError(f"cannot write --junit {path}: {error.strerror or error}; give a file in a folder that can be written") from None
 
 
 def flag_value(words: Sequence[str], flag: str) -> str | None:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from .connect import add_address
+from .numbers import seconds
 
 JOB_ARGUMENTS = "after-dashes"
 
@@ -83,9 +84,12 @@ def run(args: argparse.Namespace) -> int:
     if args.junit and not args.gate:
         raise UsageError("--junit writes the gate's verdict, which --no-gate switches off; leave one of them out")
     if args.junit and not args.follow:
+    from .writable import check_writable
         raise UsageError("--junit needs the end of the run, which --detach does not wait for; use `eks-ray-train gate` later")
-    if args.timeout is not None and not args.timeout > 0:
-        raise UsageError(f"--timeout must be a positive number of seconds, got {args.timeout:g}")
+    if args.follow:
+        check_writable(args.report_dir, "--report-dir", folder=True)
+    if args.junit:
+        check_writable(args.junit, "--junit")
     request = RunRequest(
         job_args=args.job_args,
         # Packed before anything is reached: a folder that is too large costs no waiting.

@@ -56,7 +56,11 @@ def run(args: argparse.Namespace) -> int:
     from .local_ray import LocalCluster
     from .package_dir import build_package
     from .runs import flag_value, new_submission_id
+    from .writable import check_writable
 
+    check_writable(args.out, "--out", folder=True)
+    if args.report:
+        check_writable(args.report, "--report")
     total = total_steps(args.job_args)
     package = build_package(args.job_dir)
     name = new_submission_id("demo")
@@ -84,12 +88,12 @@ def total_steps(job_args: list[str]) -> int:
     """Steps of both submissions together. Raises UsageError for fewer than two, before anything is started."""
     from eks_ray_train.errors import UsageError
 
-    from .runs import flag_value
+    from .runs import flag_value, whole_number
 
     text = flag_value(job_args, "--steps") or str(STEPS)
-    if not text.isdigit() or int(text) < 2:
-        raise UsageError(f"--steps must be at least 2 here (some to train, the rest to resume), got {text}")
-    return int(text)
+    if (steps := whole_number(text)) is None or steps < 2:
+        raise UsageError(f"--steps must be at least 2 here (some to train, the rest to resume), got {text[:40]!r}; for example --steps 20")
+    return steps
 
 
 def train_and_resume(

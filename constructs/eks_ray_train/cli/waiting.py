@@ -252,7 +252,7 @@ class ClusterWait:
                 raise ClusterNotReadyError(
                     f"{self._name} is not ready after {self.waited_s:.0f} s (--timeout {self._timeout_s:g}); missing:\n"
                     + "\n".join(lines)
-                    + "\neks-ray-train doctor looks at everything in order"
+                    + "\nrun eks-ray-train doctor, which looks at everything in order"
                 )
             time.sleep(POLL_S)
 

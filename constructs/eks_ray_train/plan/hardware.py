@@ -113,7 +113,7 @@ def chip_of(instance: InstanceType) -> Chip:
     """The chip of a catalogue type. Raises UsageError where its datasheet rates are not known."""
     if instance.bf16_tflops is None or instance.memory_bandwidth_gb_s is None:
         raise UsageError(
-            f"{instance.name}: the catalogue has no peak rate of {instance.gpu_model}, so no time can be predicted"
+            f"{instance.name}: the catalogue has no peak rate of {instance.gpu_model}, so no time can be predicted; leave this type out of --instance-type"
         )
     return make_chip(instance.gpu_model, instance.bf16_tflops, instance.memory_bandwidth_gb_s)
 

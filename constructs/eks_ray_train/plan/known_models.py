@@ -105,11 +105,11 @@ def find_model(text: str) -> ModelShape:
 def _read(path: Path) -> dict[str, object]:
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UsageError(f"--model {path}: cannot be read as JSON: {error}") from error
+    except (OSError, ValueError, RecursionError) as error:
+        raise UsageError(f"--model {path}: cannot be read as JSON: {error}; give a Hugging Face config.json") from error
     if not isinstance(value, dict):
         raise UsageError(
-            f"--model {path}: expected a JSON object (a Hugging Face config.json), got {type(value).__name__}"
+            f"--model {path}: expected a JSON object (a Hugging Face config.json), got {type(value).__name__}; give the model's own file"
         )
     return value
 

@@ -208,7 +208,7 @@ def shape_from_config(config: Mapping[str, Any], *, name: str) -> ModelShape:
     if experts and config.get("moe_intermediate_size"):
         intermediate = maybe("moe_intermediate_size", default=intermediate)
     if problems:
-        raise UsageError(f"{name} is no usable config.json: {'; '.join(problems)}")
+        raise UsageError(f"{name} is no usable config.json: {'; '.join(problems)}; give the model's own config.json from Hugging Face")
     qkv_bias, out_bias, mlp_bias = _biases(config, quirks)
     extra = {"head": 2 * head_dim, "full": (heads + kv_heads) * head_dim}.get(str(quirks.get("qk_norm")), 0)
     positions_key = quirks.get("positions")

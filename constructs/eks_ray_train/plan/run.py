@@ -70,7 +70,7 @@ class Run:
 
     def __post_init__(self) -> None:
         wrong = [
-            f"{flag} must be at least 1, got {value}"
+            f"{flag} must be at least 1, got {value}; leave it out to get the default"
             for flag, value in (
                 ("--seq-len", self.seq_len),
                 ("--batch-size", self.batch_size),
@@ -80,7 +80,8 @@ class Run:
         ]
         if self.shape.max_seq_len and self.shape.positions and self.seq_len > self.shape.max_seq_len:
             wrong.append(
-                f"--seq-len {self.seq_len} is longer than the {self.shape.max_seq_len} positions that {self.shape.name} has"
+                f"--seq-len {self.seq_len} is longer than the {self.shape.max_seq_len} positions that {self.shape.name} has; "
+                f"give at most --seq-len {self.shape.max_seq_len}"
             )
         if wrong:
             raise UsageError("; ".join(wrong))
@@ -120,7 +121,7 @@ class Cluster:
 
     def __post_init__(self) -> None:
         if self.nodes < 1 or self.gpus_per_node < 1:
-            raise UsageError(f"--nodes must be at least 1, got {self.nodes}")
+            raise UsageError(f"--nodes must be at least 1, got {self.nodes}; leave it out to get cdk.json's")
 
     @property
     def gpus(self) -> int:

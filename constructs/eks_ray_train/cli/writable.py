@@ -1,0 +1,25 @@
+"""Whether a file or folder that a command will write at its end can be written: asked before anything is started."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from eks_ray_train.errors import UsageError
+
+
+def check_writable(path: Path, flag: str, *, folder: bool = False) -> None:
+    """Raises UsageError where ``path`` (a ``folder``, else a file) cannot be made or written. Makes nothing."""
+    if not folder and path.is_dir():
+        raise UsageError(f"{flag} {path} is a folder; give a file in it, for example {path / 'report.xml'}")
+    nearest = path if folder or path.exists() else path.parent
+    while not nearest.exists() and nearest != nearest.parent:
+        nearest = nearest.parent
+    if nearest is not path or folder:
+        if not nearest.is_dir():
+            raise UsageError(f"{flag} {path}: {nearest} is a file, not a folder; choose another place")
+        needed = os.W_OK | os.X_OK
+    else:
+        needed = os.W_OK
+    if not os.access(nearest, needed):
+        raise UsageError(f"{flag} {path} cannot be written: no permission for {nearest}; choose another place")
