@@ -15,6 +15,7 @@ import re
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 REPO = Path(__file__).resolve().parent.parent
 LIBRARY = REPO / "constructs" / "eks_ray_train"
@@ -182,12 +183,36 @@ def job_flag_table(_name: str) -> str:
     return _table(("flag", "does"), [(_cell(typed), _cell(text)) for typed, text in flags_of(build_parser())])
 
 
+# ---- instance types -----------------------------------------------------------------------------------------------------
+def instance_table(_name: str) -> str:
+    from eks_ray_train.instances import CATALOGUE
+
+    def row(t: Any) -> tuple[str, ...]:
+        price = "-" if t.usd_per_hour is None else f"{t.usd_per_hour:.2f}"
+        link = f"NVLink {t.nvlink_gb_s:.0f} GB/s" if t.nvlink_gb_s else "one GPU" if t.gpus == 1 else "PCIe"
+        return (
+            f"`{t.name}`" + ("" if t.layout_verified else " (unverified layout)"), f"{t.gpus} × {t.gpu_model}",
+            f"{t.gpu_memory_mib / 1024:.0f}", f"{t.bf16_tflops:.0f}" if t.bf16_tflops else "-", link, f"{t.network_gbps:g}",
+            str(t.efa_interfaces), "yes" if t.gpudirect_rdma else "no", "yes" if t.capacity_block else "no", price,
+        )  # fmt: skip
+
+    head = ("type", "GPUs", "GiB a GPU", "TFLOP/s", "inside the node", "Gbit/s", "EFA", "GPUDirect", "Capacity Blocks", "USD an hour")
+    return _table(head, [row(t) for t in CATALOGUE.values()])
+
+
+def unsupported_table(_name: str) -> str:
+    from eks_ray_train.instances import _UNSUPPORTED_FAMILIES
+
+    rows = [(f"`{family}`", _cell(reason), f"`{nearest}`") for family, (reason, nearest) in _UNSUPPORTED_FAMILIES.items()]
+    return _table(("family", "why not", "nearest that works"), rows)
+
+
 # ---- files --------------------------------------------------------------------------------------------------------------
 def file_block(name: str) -> str:
     return f"```python\n{(REPO / name).read_text(encoding='utf-8').rstrip()}\n```\n"
 
 
-KINDS = {"construct": construct_table, "commands": command_tables, "job-flags": job_flag_table, "file": file_block}
+KINDS = {"construct": construct_table, "commands": command_tables, "job-flags": job_flag_table, "instances": instance_table, "unsupported": unsupported_table, "file": file_block}
 
 
 def rendered(page: str) -> str:

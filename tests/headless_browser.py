@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import json
 import shutil
@@ -85,17 +86,30 @@ class Page:
         """The value of a JavaScript expression in the page."""
         return self.call("Runtime.evaluate", expression=expression, returnByValue=True)["result"].get("value")
 
-    def too_wide(self) -> list[str]:
-        """Elements that stick out of the page to the right, those inside a scrolling frame left out; first the page itself."""
+    def too_wide(self, frames: str = ".scroll", inside: str = "main") -> list[str]:
+        """Elements that stick out of the page to the right, those inside a scrolling frame left out; first the page itself.
+
+        ``frames`` and ``inside``: CSS selectors of what may scroll by itself, and of what is looked at.
+        """
         return list(
             self.value(
-                """(() => { const w = document.documentElement.clientWidth, out = [];
+                """((frames, inside) => { const w = document.documentElement.clientWidth, out = [];
                 if (document.documentElement.scrollWidth > w) out.push('page: ' + document.documentElement.scrollWidth + ' > ' + w);
-                for (const e of document.querySelectorAll('main *')) if (!e.closest('.scroll') && e.getBoundingClientRect().right > w + 0.5)
+                for (const e of document.querySelectorAll(inside + ' *')) if (!e.closest(frames) && e.getBoundingClientRect().right > w + 0.5)
                   out.push(e.tagName + '.' + e.className);
-                return out })()"""
+                return out })"""
+                + f"({json.dumps(frames)}, {json.dumps(inside)})"
             )
         )
+
+    def screenshot(self, path: Path, *, height: int = 2400) -> None:
+        """The page's first ``height`` pixels as a PNG: for people, no test compares it."""
+        width = self.value("document.documentElement.clientWidth")
+        whole = min(height, self.value("document.documentElement.scrollHeight"))
+        clip = {"x": 0, "y": 0, "width": width, "height": whole, "scale": 1}
+        shot = self.call("Page.captureScreenshot", format="png", clip=clip, captureBeyondViewport=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(base64.b64decode(shot["data"]))
 
 
 @contextlib.contextmanager

@@ -17,6 +17,7 @@ from eks_ray_train.cli.run_report import write_report, write_reports
 from eks_ray_train.cli.svg_chart import line_chart, size_text, stacked_bars, thinned
 from tests.headless_browser import Page, browser
 
+ARTIFACTS = Path(__file__).resolve().parents[2] / ".artifacts"  # pictures to look at, not committed
 LONG = "s3://a-bucket-with-a-very-long-name-that-nobody-can-read/runs/" + "x" * 120
 
 
@@ -133,6 +134,7 @@ def test_the_page_shows_everything_in_a_browser_without_network_or_overflow(
     assert tab.errors == []
     assert {url.partition(":")[0] for url in tab.requests} <= {"file", "data"}
     assert tab.too_wide() == []
+    tab.screenshot(ARTIFACTS / "run-report" / f"{kind.replace(' ', '-')}-{width}-{'dark' if dark else 'light'}.png")
     background = tab.value("getComputedStyle(document.body).backgroundColor")
     assert (sum(map(int, background[4:-1].split(","))) < 200) is dark
     text = tab.value("document.body.innerText")
@@ -154,6 +156,7 @@ def test_the_page_shows_everything_in_a_browser_without_network_or_overflow(
             "$9.20",
             "1:02:03",
             "nccl",
+            "2026-11-29 21:30:02",
         ):
             assert part in text, part
     if kind == "failed":
@@ -191,10 +194,30 @@ def test_the_parts_of_a_step_add_up_to_its_time() -> None:
 def test_the_time_line_has_saves_and_restarts_in_the_order_of_steps() -> None:
     rows = time_line(a_run())
     # Step 100 was saved once; after the restart there is no second save of it.
-    assert [(when.partition(",")[0], what) for when, what, _ in rows] == [
+    assert [(when.partition(",")[0], what) for when, _, what, _ in rows] == [
         ("step 50", "checkpoint"), ("step 100", "checkpoint"), ("step 100", "restart"), ("step 150", "checkpoint"), ("step 200", "checkpoint"),
     ]  # fmt: skip
-    assert "training stopped for 0.20 s" in rows[0][2] and "3,072.0 MiB" in rows[0][2]
+    assert "training stopped for 0.20 s" in rows[0][3] and "3,072.0 MiB" in rows[0][3]
+    assert {clock for _, clock, _, _ in rows} == {""}  # an older job, which said no times
+
+
+def test_the_time_line_says_the_hour_and_puts_a_restart_behind_the_steps_that_were_lost() -> None:
+    record = RunRecord()
+    began = 1_796_000_000.0  # 2026-11-29 23:33:20 UTC
+    record.feed({"event": "config", "steps": 9, "world_size": 2, "nodes": 2, "time": began})
+    for number in (1, 2, 3, 4):
+        record.feed({"event": "step", "step": number, "loss": 1.0, "step_s": 1.0, "time": began + number})
+        record.feed({"event": "checkpoint", "step": number, "time": began + number}) if number in (2, 4) else None
+    record.feed({"event": "restart", "step": 2, "world_size": 2, "time": began + 90})
+    record.feed({"event": "done", "status": "succeeded", "steps": 9, "time": began + 100})
+    rows = time_line(record)
+    assert [(when.partition(",")[0], clock, what) for when, clock, what, _ in rows] == [
+        ("step 0", "2026-11-29 23:33:20", "begin"),
+        ("step 2", "2026-11-29 23:33:22", "checkpoint"),
+        ("step 4", "2026-11-29 23:33:24", "checkpoint"),
+        ("step 2", "2026-11-29 23:34:50", "restart"),
+        ("step 9", "2026-11-29 23:35:00", "end"),
+    ]
 
 
 def test_steps_that_were_thinned_out_still_count_on_the_clock() -> None:
