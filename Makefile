@@ -1,4 +1,4 @@
-# make demo | test | test-faults | synth | lint | bench | clean
+# make demo | test | test-faults | synth | lint | docs | dist | bench | clean
 # Each target sets up .venv by itself when it is missing or older than the requirements.
 
 PYTHON ?= python3
@@ -17,7 +17,7 @@ TORCH_PIP_ARGS ?=
 PYTEST_ARGS ?=
 DEMO_ARGS ?=
 
-.PHONY: demo test test-faults synth diff lint bench clean venv venv-cdk
+.PHONY: demo test test-faults synth diff lint docs dist bench clean venv venv-cdk
 
 venv: $(VENV)/.stamp-dev
 venv-cdk: $(VENV)/.stamp-cdk
@@ -61,15 +61,34 @@ test: $(VENV)/.stamp-dev ## the suite that CI runs
 	$(BIN)/python -m pytest -v -m "ray and not faults" $(PYTEST_ARGS) || [ $$? -eq 5 ]
 
 test-faults: $(VENV)/.stamp-dev ## the long fault matrix; results under bench/results/
-	$(BIN)/python -m pytest -m faults $(PYTEST_ARGS)
+	RECORD_FAULTS=1 $(BIN)/python -m pytest -m "faults or matrix" $(PYTEST_ARGS)
 
-lint: $(VENV)/.stamp-dev
+lint: $(VENV)/.stamp-dev ## style, types, dead code, duplicated code
 	$(BIN)/ruff check .
 	$(BIN)/mypy constructs/eks_ray_train stacks app.py tools
 	$(BIN)/mypy job
+	$(BIN)/vulture
+	$(BIN)/pylint constructs/eks_ray_train stacks app.py job tools docs examples
+
+# Environments of their own: what builds pages or releases must not decide the versions that the tests run with.
+.venv-%/.stamp: requirements-%.txt
+	@echo "==> installing $<"
+	@$(PYTHON) -m venv .venv-$*
+	@.venv-$*/bin/python -m pip install --disable-pip-version-check -q -r $<
+	@touch $@
+
+docs: .venv-docs/.stamp ## the documentation as a site that needs no network, in site/
+	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --strict --quiet
+	@echo "==> site/index.html"
+
+dist: .venv-release/.stamp ## wheel and sdist in dist/, checked, the wheel tried in an empty environment
+	rm -rf dist
+	.venv-release/bin/python -m build --outdir dist
+	.venv-release/bin/twine check --strict dist/*
+	.venv-release/bin/python tools/check_dist.py dist
 
 bench: $(VENV)/.stamp-dev ## measurements that need no GPU; results under bench/results/
 	@set -e; for script in synth_time critical_path capacity_find gate_speed data_pack; do echo "==> bench/$$script.py"; $(BIN)/python bench/$$script.py; done
 
 clean:
-	rm -rf $(VENV) .venv-checkov cdk.out .demo dist build .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) .venv-checkov .venv-docs .venv-release cdk.out .demo .artifacts site dist build .pytest_cache .mypy_cache .ruff_cache

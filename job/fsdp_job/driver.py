@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 import tempfile
@@ -17,16 +18,16 @@ from fsdp_job.errors import EXIT_FAILED, EXIT_OK
 from fsdp_job.flags import build_parser, parse_args
 from fsdp_job.hub_token import TOKEN_ENV, load_token, with_token
 
+START_TIMEOUT_S = 20
+"""After a lost node Ray Train waits so long for the dead node's workers before it tries again or takes fewer (its default: 60)."""
+
 ENVIRONMENT = {
     # Each event line comes once through the sink; what else the workers print is neither doubled nor folded together.
     "RAY_TRAIN_ENABLE_PRINT_PATCH": "0",
     "RAY_DEDUP_LOGS": "0",
-    # After a lost node Ray Train waits this long for the dead node's workers before it takes fewer (default 60 s).
-    "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "20",
+    "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": str(START_TIMEOUT_S),
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
 }
-CONTROLLER_FAILURES = 30
-"""Attempts to place the workers before the job ends; Ray's own default never gives up."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -184,7 +185,9 @@ def _trainer(cfg: JobConfig, settings: dict[str, Any], *, world: int, on_gpus: b
             name=f"{settings['run_name']}-{settings['submission']}",
             storage_path=folder,
             failure_config=FailureConfig(
-                max_failures=cfg.effective_max_failures, controller_failure_limit=CONTROLLER_FAILURES
+                max_failures=cfg.effective_max_failures,
+                # Attempts to place the workers, each of which waits for the start timeout; Ray's default never gives up.
+                controller_failure_limit=math.ceil(cfg.wait_seconds / START_TIMEOUT_S),
             ),
             worker_runtime_env={"env_vars": env} if env else None,
         ),

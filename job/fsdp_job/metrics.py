@@ -119,5 +119,5 @@ def upload_folder(source: Path, target: Location) -> None:
         place = target.join(*path.relative_to(source).parts)
         if target.is_local:
             Path(place.path).parent.mkdir(parents=True, exist_ok=True)
-        with path.open("rb") as reader, place.fs.open_output_stream(place.path) as writer:
+        with path.open("rb") as reader, place.fs.open_output_stream(place.path, compression=None) as writer:
             shutil.copyfileobj(reader, writer, length=16 * 2**20)

@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-import torch
-import torch.nn.functional as F
 
-from tests.training.job_ranks import run_job, settings_for, write_inputs
+from tests.training.job_ranks import run_job, write_inputs
+from tests.training.plain_loop import Plain, train_plainly
 
 STEPS = 6
 GLOBAL_BATCH = 8
@@ -20,34 +19,8 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def plain_losses(inputs: dict[str, Any]) -> list[float]:
-    """One process, no FSDP, whole batches, whole logits, torch's own cross entropy, clipping and AdamW."""
-    from fsdp_job import weights
-    from fsdp_job.config import JobConfig
-    from fsdp_job.data import Position, PreparedData, open_batches
-    from fsdp_job.model import CausalLMLoss, build
-
-    settings = settings_for(inputs, world=1, name="plain")
-    built = build(JobConfig(**settings["config"]))
-    weights.materialize(CausalLMLoss(built.model), built, torch.device("cpu"))
-    weights.initialize(built, torch.device("cpu"), seed=0)
-    model: Any = built.model
-    optimizer = torch.optim.AdamW(model.parameters(), lr=inputs["learning_rate"])
-    losses = []
-    with open_batches(
-        PreparedData.from_json(settings["prepared"]), split="train", rank=0, world_size=1, micro_batch=GLOBAL_BATCH,
-        accumulate=1, position=Position(0, 0),
-    ) as batches:  # fmt: skip
-        for _ in range(STEPS):
-            (batch,) = next(batches)
-            logits = model(input_ids=batch["input_ids"], position_ids=batch["position_ids"], use_cache=False).logits
-            loss = F.cross_entropy(logits.flatten(0, 1).float(), batch["labels"].flatten())
-            loss.backward()
-            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            optimizer.step()
-            optimizer.zero_grad()
-            losses.append(loss.item())
-    return losses
+def plain(inputs: dict[str, Any]) -> Plain:
+    return train_plainly(inputs, steps=STEPS, global_batch=GLOBAL_BATCH)
 
 
 @pytest.mark.parametrize(
@@ -62,7 +35,7 @@ def plain_losses(inputs: dict[str, Any]) -> list[float]:
     ],
 )
 def test_losses_equal_the_plain_loop(
-    inputs: dict[str, Any], plain_losses: list[float], world: int, nodes: int, sharding: str, accumulate: int,
+    inputs: dict[str, Any], plain: Plain, world: int, nodes: int, sharding: str, accumulate: int,
     checkpointing: str,
 ) -> None:  # fmt: skip
     run = run_job(
@@ -70,16 +43,18 @@ def test_losses_equal_the_plain_loop(
         world=world, nodes=nodes, name=f"{world}-{nodes}-{sharding}-{accumulate}",
     )  # fmt: skip
     assert [outcome["status"] for outcome in run.outcomes] == ["succeeded"] * world, run.outcomes
-    assert run.losses == pytest.approx(plain_losses, rel=1e-5)
+    assert run.losses == pytest.approx(plain.losses, rel=1e-5)
+    assert [event["grad_norm"] for event in run.of("step")] == pytest.approx(plain.norms, rel=1e-4)
     assert run.of("config")[0]["sharding"] == sharding
-    assert plain_losses[-1] < plain_losses[0]
+    assert plain.losses[-1] < plain.losses[0]
+    assert max(plain.norms) > 1.0, "clipping would not show"
 
 
-def test_hybrid_with_accumulation_equals_the_plain_loop(inputs: dict[str, Any], plain_losses: list[float]) -> None:
+def test_hybrid_with_accumulation_equals_the_plain_loop(inputs: dict[str, Any], plain: Plain) -> None:
     run = run_job(
         {**inputs, "batch_size": 1, "accumulate": 2, "sharding": "hybrid"}, world=4, nodes=2, name="hybrid-acc"
     )
-    assert run.losses == pytest.approx(plain_losses, rel=1e-5)
+    assert run.losses == pytest.approx(plain.losses, rel=1e-5)
 
 
 def test_the_hybrid_mesh_shards_within_a_node_and_replicates_across(inputs: dict[str, Any]) -> None:
@@ -87,6 +62,23 @@ def test_the_hybrid_mesh_shards_within_a_node_and_replicates_across(inputs: dict
 
     rows = call_on_ranks(_mesh_of_this_rank, world=4, nodes=2)
     assert rows == [([0, 1], [0, 2]), ([0, 1], [1, 3]), ([2, 3], [0, 2]), ([2, 3], [1, 3])]
+
+
+@pytest.mark.parametrize(("world", "nodes", "sharding", "batch_size"), [(1, 1, "full", 4), (4, 2, "hybrid", 1)])
+def test_the_held_out_loss_is_the_plain_models_at_each_evaluation(
+    inputs: dict[str, Any], world: int, nodes: int, sharding: str, batch_size: int
+) -> None:
+    # Five held-out sequences: the last step of an evaluation is filled up, and ranks get unequal shares of real ones.
+    flags = {**inputs, "eval_every": 2, "eval_sequences": 5, "steps": 5}
+    plain = train_plainly(flags, steps=5, global_batch=4, name="plain-held-out")
+    run = run_job(
+        {**flags, "batch_size": batch_size, "sharding": sharding}, world=world, nodes=nodes, name=f"held-out-{world}"
+    )
+    told = {event["step"]: event["eval_loss"] for event in run.of("step") if "eval_loss" in event}
+    assert sorted(told) == [2, 4, 5]
+    assert told == pytest.approx(plain.held_out, rel=1e-5)
+    assert run.losses == pytest.approx(plain.losses, rel=1e-5)
+    assert run.of("config")[0]["held_out_sequences"] == 5
 
 
 def _mesh_of_this_rank() -> tuple[list[int], list[int]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import statistics
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 
 from eks_ray_train.cli.local_ray import LocalCluster
+from tests.training.fault_results import check_positions, compare, of_steps, scenario
 from tests.training.job_driver import NODE_ENVIRONMENT, Driver, Finished, run
 from tests.training.job_ranks import run_job, write_inputs
 
@@ -85,36 +87,45 @@ def test_a_rank_that_raises_ends_the_job_quickly_and_is_named(
     assert failed.seconds < whole.seconds + 60
 
 
+@pytest.mark.matrix
 def test_a_killed_worker_restarts_from_the_last_checkpoint_with_equal_losses(
     cluster: LocalCluster, flags: dict[str, Any], tmp_path: Path, whole: Finished
 ) -> None:
-    survived = run(cluster, flags, ("kill", "1", "7", str(tmp_path / "mark")), run_name="kill")
-    assert survived.code == 0, survived.stderr[-3000:]
-    assert (tmp_path / "mark").exists()
-    assert survived.losses == whole.losses
-    (restart,) = survived.of("restart")
-    assert restart["step"] == 4
-    assert survived.done["attempts"] == 2
+    with scenario("worker process killed", "SIGKILL to one of two workers in step 7, checkpoints every 4 steps") as told:
+        survived = run(cluster, flags, ("kill", "1", "7", str(tmp_path / "mark")), run_name="kill")
+        assert survived.code == 0, survived.stderr[-3000:]
+        assert (tmp_path / "mark").exists()
+        compare(told, of_steps(survived.events), whole.losses)
+        assert sorted(survived.losses) == sorted(whole.losses)
+        (restart,) = survived.of("restart")
+        assert restart["step"] == 4
+        assert survived.done["attempts"] == 2
+        assert check_positions(Path(flags["storage_path"]) / "kill") == 3
 
 
+@pytest.mark.matrix
 def test_a_stopped_driver_says_done_and_its_run_goes_on_later(
     cluster: LocalCluster, flags: dict[str, Any], tmp_path: Path
 ) -> None:
     many = {**flags, "steps": 100}  # more than the workers train until the stop has reached them
-    driver = Driver(cluster, many, ("slow", "0", "0", str(tmp_path / "mark")), run_name="stopped")
-    driver.until(lambda event: event["event"] == "checkpoint")
-    driver.process.send_signal(signal.SIGTERM)
-    stopped = driver.finish()
-    assert stopped.code == 143, stopped.stderr[-3000:]
-    assert stopped.done["status"] == "stopped"
-    later = run(cluster, many, run_name="stopped")
-    assert later.code == 0, later.stderr[-3000:]
-    resumed = later.of("restart")[0]["step"]
-    assert stopped.of("checkpoint")[-1]["step"] <= resumed < 100
-    assert sorted(later.losses) == list(range(resumed + 1, 101))
-    uninterrupted = run_job({**many, "storage_path": f"{flags['storage_path']}-100"}, world=2, name="whole").losses
-    for step, loss in (stopped.losses | later.losses).items():
-        assert loss == uninterrupted[step - 1], step
+    did = "SIGTERM to the driver after the first checkpoint (step 4); the same command again"
+    with scenario("driver stopped by SIGTERM", did) as told:
+        driver = Driver(cluster, many, ("slow", "0", "0", str(tmp_path / "mark")), run_name="stopped")
+        driver.until(lambda event: event["event"] == "checkpoint")
+        sent = time.monotonic()
+        driver.process.send_signal(signal.SIGTERM)
+        stopped = driver.finish()
+        told["seconds_from_sigterm_to_exit"] = round(time.monotonic() - sent, 1)
+        assert stopped.code == 143, stopped.stderr[-3000:]
+        assert stopped.done["status"] == "stopped"
+        later = run(cluster, many, run_name="stopped")
+        assert later.code == 0, later.stderr[-3000:]
+        resumed = later.of("restart")[0]["step"]
+        assert stopped.of("checkpoint")[-1]["step"] <= resumed < 100
+        assert sorted(later.losses) == list(range(resumed + 1, 101))
+        uninterrupted = run_job({**many, "storage_path": f"{flags['storage_path']}-100"}, world=2, name="whole")
+        compare(told, of_steps([*stopped.events, *later.events]), dict(of_steps(uninterrupted.events)))
+        assert check_positions(Path(flags["storage_path"]) / "stopped")
 
 
 @pytest.mark.faults
@@ -149,3 +160,18 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_names_step_and_checkpoint(
     assert "is not finite; the last good checkpoint is" in message
     assert "step-00000001-a0001" in message
     assert failed.done["attempts"] == 1
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("after_s", [0.3, 1.0, 1.6, 2.2, 2.8, 3.4, 4.2, 5.0])
+def test_a_stop_while_the_driver_starts_is_told_as_stopped(
+    cluster: LocalCluster, flags: dict[str, Any], after_s: float
+) -> None:
+    driver = Driver(cluster, flags, run_name=f"early-{after_s}")
+    time.sleep(after_s)
+    driver.process.send_signal(signal.SIGTERM)
+    stopped = driver.finish()
+    if stopped.events or after_s > 1:  # before its first line, Python ends as every program does
+        assert (stopped.done["status"], stopped.code) == ("stopped", 143), stopped.stderr[-2000:]
+    else:
+        assert stopped.code == -signal.SIGTERM

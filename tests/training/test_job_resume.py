@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import shutil
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.training.fault_results import compare, of_steps, scenario
 from tests.training.job_ranks import call_on_ranks, run_job, settings_for, write_inputs
 
 Flags = dict[str, Any]
@@ -63,6 +65,35 @@ def test_resume_at_the_same_world_size_is_bitwise_equal(inputs: Flags, whole: li
     assert restart["attempt"] == 2
 
 
+def test_dropout_goes_on_with_the_random_numbers_of_the_uninterrupted_run(inputs: Flags, tmp_path: Path) -> None:
+    model = {
+        "model_type": "gpt2", "vocab_size": 260, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64,
+        "resid_pdrop": 0.3, "embd_pdrop": 0.3, "attn_pdrop": 0.0,
+    }  # fmt: skip
+    losses = {}
+    for rate in (0.3, 0.0):
+        path = tmp_path / f"gpt2-{rate}.json"
+        path.write_text(json.dumps({**model, "resid_pdrop": rate, "embd_pdrop": rate}))
+        flags = {**inputs, "model_config": str(path), "steps": 4}
+        losses[rate] = run_job(flags, world=2, name=f"whole-{rate}").losses
+    assert losses[0.3] != losses[0.0]  # dropout is at work
+    flags = {**flags, "model_config": str(tmp_path / "gpt2-0.3.json")}
+    first = run_job({**flags, "steps": 2}, world=2, name="parts")
+    second = run_job(flags, world=2, name="parts", submission="s2")
+    assert first.losses + second.losses == losses[0.3]
+
+
+def test_a_run_leaves_a_trace_and_tensorboard_files(inputs: Flags) -> None:
+    run = run_job({**inputs, "steps": 6, "profile": 2, "warmup_steps": 1}, world=2, name="a")
+    trace = json.loads(gzip.decompress(Path(run.outcomes[0]["profile"]).read_bytes()))
+    steps = [event for event in trace["traceEvents"] if event.get("name") == "Optimizer.step#AdamW.step"]
+    assert len(steps) == 2
+    (board,) = (Path(inputs["storage_path"]) / "a" / "tensorboard").glob("events.*")
+    values = board.read_bytes()
+    assert values.count(b"train/loss") == 6
+    assert values.count(b"train/tokens_per_s_per_gpu") == 6
+
+
 @pytest.mark.parametrize(("world", "nodes", "sharding"), [(1, 1, "full"), (4, 1, "full"), (4, 2, "hybrid")])
 def test_resume_at_another_world_size_and_sharding_keeps_the_losses(
     inputs: Flags, whole: list[float], six_steps: Path, world: int, nodes: int, sharding: str
@@ -112,6 +143,7 @@ def _norms_after_loading(settings: dict[str, Any]) -> dict[str, float]:
     return out
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("damage", ["cut", "flip", "missing", "no marker"])
 def test_a_damaged_newest_checkpoint_falls_back_to_the_one_before(
     inputs: Flags, whole: list[float], six_steps: Path, damage: str
@@ -129,8 +161,11 @@ def test_a_damaged_newest_checkpoint_falls_back_to_the_one_before(
         shard.unlink()
     else:
         (newest / "complete.json").unlink()
-    second = run_job(inputs, world=2, name="a", submission="s2")
-    assert second.losses == whole[4:]
+    did = f"one file of the checkpoint at step 6 damaged ({damage}), resumed with the one at step 4 beside it"
+    with scenario(f"newest checkpoint damaged: {damage}", did) as told:
+        second = run_job(inputs, world=2, name="a", submission="s2")
+        compare(told, of_steps(second.events), dict(enumerate(whole, start=1)))
+        assert [event["step"] for event in second.of("step")] == [5, 6, 7, 8]
     (restart,) = second.of("restart")
     assert restart["step"] == 4
     said = " ".join(restart["passed_over"])

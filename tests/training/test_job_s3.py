@@ -16,6 +16,7 @@ import boto3
 import pytest
 from moto.server import ThreadedMotoServer
 
+from tests.training.fault_results import compare, of_steps, scenario
 from tests.training.job_ranks import run_job, write_inputs
 from tests.training.test_data_storage import Flaky
 
@@ -96,6 +97,7 @@ def test_a_cut_object_on_s3_is_found_and_passed_over(
     assert "__0_0.distcp has" in restart["passed_over"][0]
 
 
+@pytest.mark.matrix
 def test_errors_delays_and_broken_connections_of_the_service_cost_nothing(
     bucket: str, server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -104,13 +106,17 @@ def test_errors_delays_and_broken_connections_of_the_service_cost_nothing(
     Flaky.target, Flaky.faults, Flaky.count = server, [], 0
     proxy = ThreadingHTTPServer(("127.0.0.1", 0), Flaky)
     threading.Thread(target=proxy.serve_forever, daemon=True).start()
-    try:
-        through = f"127.0.0.1:{proxy.server_address[1]}"
-        first = train(inputs, bucket, through, monkeypatch, world=2, steps=4)
-        second = train(inputs, bucket, through, monkeypatch, world=2, steps=8)
-    finally:
-        proxy.shutdown()
-    assert set(Flaky.faults) == {"500", "slow", "cut"}
-    assert first.losses + second.losses == whole.losses
-    assert all(event["committed"] for event in first.of("checkpoint") + second.of("checkpoint"))
-    assert second.of("restart")[0]["step"] == 4
+    did = "every fourth answer of the S3 server between the job and its storage in turn 500, slow, or cut off half-way"
+    with scenario("S3 answers 500, slowly, or breaks off", did) as told:
+        try:
+            through = f"127.0.0.1:{proxy.server_address[1]}"
+            first = train(inputs, bucket, through, monkeypatch, world=2, steps=4)
+            second = train(inputs, bucket, through, monkeypatch, world=2, steps=8)
+        finally:
+            proxy.shutdown()
+        told["faults_met"] = len(Flaky.faults)
+        assert set(Flaky.faults) == {"500", "slow", "cut"}
+        compare(told, of_steps([*first.events, *second.events]), dict(of_steps(whole.events)))
+        assert len(first.losses + second.losses) == 8
+        assert all(event["committed"] for event in first.of("checkpoint") + second.of("checkpoint"))
+        assert second.of("restart")[0]["step"] == 4

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +75,50 @@ def test_every_rank_gets_its_shard_and_one_rank_reads(
         for label, value in values.items():
             assert torch.equal(value, expected[label]), label
             assert value.dtype == torch.float32
+
+
+def _peak_while_loading(cfg: JobConfig) -> tuple[int, int]:
+    """(bytes that this process's resident memory rose by at its peak, bytes of its own shards)."""
+    from fsdp_job import sharding, weights
+    from fsdp_job.model import CausalLMLoss, build
+    from fsdp_job.optim import local_of
+    from fsdp_job.ranks import from_environment
+
+    ranks = from_environment()
+    built = build(cfg)
+    root = CausalLMLoss(built.model)
+    mesh = sharding.make_mesh("full", ranks)
+    sharding.apply(root, built.blocks, mesh, checkpointing="none", compiled=False, bf16=False)
+    weights.materialize(root, built, ranks.device)
+    before = _memory("VmRSS")
+    Path("/proc/self/clear_refs").write_text("5")  # the peak counts from here: man 5 proc
+    weights.load_pretrained(built, ranks, mesh)
+    return _memory("VmHWM") - before, sum(local_of(p.data).nbytes for p in built.model.parameters())  # type: ignore[operator]
+
+
+def _memory(field: str) -> int:
+    (line,) = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(f"{field}:")]
+    return int(line.split()[1]) * 1024
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads a process's peak memory from /proc")
+def test_only_the_rank_that_reads_ever_holds_the_whole_model(tmp_path: Path) -> None:
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    config = AutoConfig.for_model(
+        "llama", vocab_size=2000, hidden_size=512, intermediate_size=1536, num_hidden_layers=12, num_attention_heads=8,
+        num_key_value_heads=8, tie_word_embeddings=True, pad_token_id=0,
+    )  # fmt: skip
+    model = AutoModelForCausalLM.from_config(config)
+    whole = sum(p.nbytes for p in model.parameters())
+    largest = max(p.nbytes for p in model.parameters())
+    model.save_pretrained(tmp_path / "hub", max_shard_size="30MB")
+    first, *others = call_on_ranks(_peak_while_loading, world=4, args=(JobConfig(model_id=str(tmp_path / "hub")),))
+    print(f"whole model {whole / 2**20:.0f} MiB; rose by {[round(rose / 2**20) for rose, _ in (first, *others)]} MiB")
+    assert whole > 150 * 2**20
+    for rose, own in others:  # own shards are touched here for the first time, and one tensor in passing
+        assert rose < own + 3 * largest + 40 * 2**20 < 0.7 * whole
+    assert first[0] < 1.4 * whole
 
 
 def test_training_starts_from_the_published_weights_and_exports_a_folder_that_loads(tmp_path: Path) -> None:
