@@ -56,7 +56,7 @@ class Ending:
             events.render(
                 "done", status=self.status, exit_code=self.code, steps=steps, run_name=self.run_name, error=self.error,
                 final_loss=self.summary.get("final_loss", self.seen.get("final_loss")),
-                wall_s=round(time.time() - self.began, 3), attempts=self.seen.get("attempts", 0),
+                wall_s=round(time.time() - self.began, 3), attempts=self.seen.get("attempts", 0), time=events.now(),
                 **{key: value for key, value in self.summary.items() if key not in ("status", "step", "final_loss", "rank", "error")},
             )
         )  # fmt: skip

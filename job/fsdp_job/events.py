@@ -36,6 +36,11 @@ def _plain(value: Any) -> Any:
     return str(value)
 
 
+def now() -> float:
+    """An event's ``time``: seconds since 1970 by this machine's clock, to the millisecond."""
+    return round(time.time(), 3)
+
+
 def write_line(line: str) -> None:
     """Put one line on stdout, at once and in one piece."""
     sys.stdout.write(line + "\n")
@@ -118,7 +123,7 @@ class LocalSink:
         self.history: list[dict[str, Any]] = []
 
     def emit(self, event: str, **fields: Any) -> None:
-        line = render(event, **fields)
+        line = render(event, **fields, time=now())
         self.held.add(line)
         self.history.append(json.loads(line))
         if not self.quiet:

@@ -28,7 +28,7 @@ class ActorSink:
         self._last: Any = None
 
     def emit(self, event: str, **fields: Any) -> None:
-        self._last = self.handle.add.remote(events.render(event, **fields))
+        self._last = self.handle.add.remote(events.render(event, **fields, time=events.now()))
 
     def stash(self, event: str, **fields: Any) -> None:
         self._last = self.handle.stash.remote(events.render(event, **fields))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +12,8 @@ from pathlib import Path
 import pytest
 
 from eks_ray_train.cli.__main__ import main
+from eks_ray_train.cli.writable import check_writable, told_as_usage
+from eks_ray_train.errors import UsageError
 
 # What a remedy begins with. A message without any of these words leaves the reader alone.
 REMEDY = re.compile(
@@ -114,3 +117,24 @@ def test_every_message_that_is_raised_says_what_to_do(part: str, repo: Path) -> 
     assert len(found) > 2
     alone = {place: text for place, text in found if not REMEDY.search(text) and not any(word in text for word in MADE_ELSEWHERE)}
     assert alone == {}
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_a_folder_without_permission_is_told_before_anything_starts(folder: Path) -> None:
+    (folder / "closed").mkdir(mode=0o500)
+    with pytest.raises(UsageError, match="no permission for"):
+        check_writable(folder / "closed" / "runs", "--report-dir", folder=True)
+
+
+def test_a_place_that_can_be_written_is_taken_and_left_as_it_was(folder: Path) -> None:
+    check_writable(folder / "a" / "b", "--report-dir", folder=True)
+    check_writable(folder / "a" / "b.xml", "--junit")
+    check_writable(folder / "text.log", "--junit")
+    assert not (folder / "a").exists()
+    with pytest.raises(UsageError, match="is a folder"):
+        check_writable(folder / "job", "--junit")
+
+
+def test_a_disk_that_fills_up_is_told_with_the_flag(folder: Path) -> None:
+    with pytest.raises(UsageError, match="--out out cannot be written: No space left"), told_as_usage("--out", Path("out")):
+        raise OSError(28, "No space left on device")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from collections.abc import Iterator
@@ -21,10 +22,15 @@ ARTIFACTS = Path(__file__).resolve().parents[2] / ".artifacts"  # pictures to lo
 LONG = "s3://a-bucket-with-a-very-long-name-that-nobody-can-read/runs/" + "x" * 120
 
 
-def a_run(steps: int = 200, *, restart_at: int | None = 120, back_to: int = 100) -> RunRecord:
+def a_run(steps: int = 200, *, restart_at: int | None = 120, back_to: int = 100, times: bool = False) -> RunRecord:
     """A run of two ranks on two nodes with checkpoints each 50 steps and one restart."""
     record = RunRecord()
-    record.feed(
+    clock = itertools.count(1_795_987_802)  # 2026-11-29 21:30:02 UTC
+
+    def feed(event: dict[str, Any]) -> None:
+        record.feed({**event, "time": float(next(clock))} if times else event)
+
+    feed(
         {
             "event": "config",
             "steps": steps,
@@ -37,7 +43,7 @@ def a_run(steps: int = 200, *, restart_at: int | None = 120, back_to: int = 100)
     )
 
     def step(number: int) -> None:
-        record.feed(
+        feed(
             {
                 "event": "step", "step": number, "steps": steps, "loss": 8 / math.sqrt(number), "tokens_per_s": 1000.0 + number, "mfu": 0.41,
                 "step_s": 0.5 if number > 2 else 30.0, "data_wait_s": 0.05, "lr": 1e-4, "grad_norm": 1.0, "tokens": 1000 * number, "peak_memory_gib": 12.5,
@@ -45,7 +51,7 @@ def a_run(steps: int = 200, *, restart_at: int | None = 120, back_to: int = 100)
             }
         )  # fmt: skip
         if number % 50 == 0:
-            record.feed(
+            feed(
                 {
                     "event": "checkpoint",
                     "step": number,
@@ -60,7 +66,7 @@ def a_run(steps: int = 200, *, restart_at: int | None = 120, back_to: int = 100)
     for number in range(1, (restart_at or steps) + 1):
         step(number)
     if restart_at:
-        record.feed({"event": "restart", "step": back_to, "attempt": 2, "world_size": 2, "resumed_from": LONG})
+        feed({"event": "restart", "step": back_to, "attempt": 2, "world_size": 2, "resumed_from": LONG})
         for number in range(back_to + 1, steps + 1):
             step(number)
     lines = [
@@ -69,7 +75,7 @@ def a_run(steps: int = 200, *, restart_at: int | None = 120, back_to: int = 100)
         "NET/OFI Using Libfabric version 2.4",
     ]
     for rank in (0, 1):
-        record.feed(
+        feed(
             {
                 "event": "transport",
                 "rank": rank,
@@ -78,7 +84,7 @@ def a_run(steps: int = 200, *, restart_at: int | None = 120, back_to: int = 100)
                 "interface_bytes": {"eth0": {"sent": 5_000_000}},
             }
         )
-    record.feed({"event": "done", "status": "succeeded", "steps": steps, "final_loss": 0.5})
+    feed({"event": "done", "status": "succeeded", "steps": steps, "final_loss": 0.5})
     return record
 
 
@@ -122,7 +128,7 @@ def test_the_page_shows_everything_in_a_browser_without_network_or_overflow(
             title="Local training run",
         )
     else:
-        record = RunRecord() if kind == "nothing" else a_run()
+        record = RunRecord() if kind == "nothing" else a_run(times=True)
         path = write_report(
             tmp_path,
             a_document(**(FAILED if kind == "failed" else {"gate": None} if kind == "nothing" else {})),
@@ -203,7 +209,7 @@ def test_the_time_line_has_saves_and_restarts_in_the_order_of_steps() -> None:
 
 def test_the_time_line_says_the_hour_and_puts_a_restart_behind_the_steps_that_were_lost() -> None:
     record = RunRecord()
-    began = 1_796_000_000.0  # 2026-11-29 23:33:20 UTC
+    began = 1_795_995_200.0  # 2026-11-29 23:33:20 UTC
     record.feed({"event": "config", "steps": 9, "world_size": 2, "nodes": 2, "time": began})
     for number in (1, 2, 3, 4):
         record.feed({"event": "step", "step": number, "loss": 1.0, "step_s": 1.0, "time": began + number})

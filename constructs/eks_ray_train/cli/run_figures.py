@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from typing import Any
 
 from .run_record import RunRecord
@@ -111,12 +112,37 @@ def bars(record: RunRecord) -> list[tuple[float, tuple[float, float, float]]]:
     return out
 
 
-def time_line(record: RunRecord) -> list[tuple[str, str, str]]:
-    """(when, what, more) of checkpoints and restarts in the order of steps."""
+def clock(seconds: Any) -> str:
+    """Wall-clock time, UTC, of seconds since 1970; empty where it is not known."""
+    value = number(seconds)
+    if value is None or not 0 < value < 1e11:
+        return ""
+    return f"{datetime.fromtimestamp(value, UTC):%Y-%m-%d %H:%M:%S}"
+
+
+def time_line(record: RunRecord) -> list[tuple[str, str, str, str]]:
+    """(when, wall-clock time in UTC, what, more) of checkpoints and restarts in the order of steps, from begin to end.
+
+    ``when``: step, and seconds of training before it. The time is empty where the job did not say it; begin and end are
+    told only with it.
+    """
     from .page_style import duration
 
     at = times_of_steps(record)
-    rows: list[tuple[int, str, str, str]] = []
+    rows: list[tuple[float, int, str, str, str]] = []
+
+    def add(event: Mapping[str, Any], what: str, about: str) -> None:
+        moment = number(event.get("time"))
+        step = int(number(event.get("step")) or 0)
+        if what in ("begin", "end") and moment is None:
+            return
+        if what == "end":
+            step = record.steps_done
+        when = f"step {step}" + (f", {duration(at[step])}" if step in at else "")
+        rows.append((moment or 0.0, step, when, what, about))
+
+    if record.config:
+        add(record.config, "begin", f"{record.config.get('world_size', '?')} ranks on {record.config.get('nodes', '?')} nodes")
     for c in record.checkpoints:
         size, took = number(c.get("bytes")), number(c.get("seconds"))
         about = f"failed: {c['error']}" if c.get("error") else ", ".join(
@@ -125,15 +151,15 @@ def time_line(record: RunRecord) -> list[tuple[str, str, str]]:
                 f"training stopped for {number(c.get('blocking_seconds')) or 0:.2f} s", str(c.get("path") or ""),
             ) if part
         )  # fmt: skip
-        rows.append((int(c.get("step") or 0), "checkpoint", about, ""))
+        add(c, "checkpoint", about)
     for r in record.restarts:
         lost = f"; {r['lost_steps']} steps were lost" if r.get("lost_steps") else ""
-        about = f"{r.get('world_size', '?')} ranks, from {r.get('resumed_from') or 'the start'}{lost}"
-        rows.append((int(r.get("step") or 0), "restart", about, ""))
-    return [
-        (f"step {step}" + (f", {duration(at[step])}" if step in at else ""), what, about)
-        for step, what, about, _ in sorted(rows, key=lambda r: r[0])
-    ]
+        add(r, "restart", f"{r.get('world_size', '?')} ranks, from {r.get('resumed_from') or 'the start'}{lost}")
+    if record.done:
+        add(record.done, "end", str(record.done.get("status") or ""))
+    by_clock = all(moment for moment, *_ in rows)  # after a restart, steps come twice
+    rows.sort(key=lambda row: row[0] if by_clock else row[1])
+    return [(when, clock(moment), what, about) for moment, _, when, what, about in rows]
 
 
 def versions(records: Sequence[RunRecord], document: Mapping[str, Any]) -> dict[str, Any]:

@@ -188,8 +188,10 @@ def _interfaces(interfaces: dict[str, Any]) -> str:
 
 
 def _time_line(runs: Runs) -> str:
-    rows = [((name, *row) if len(runs) > 1 else row) for name, record in runs for row in time_line(record)]
-    head = ("when", "what", "more")
+    rows: list[tuple[str, ...]] = [
+        ((name, *row) if len(runs) > 1 else row) for name, record in runs for row in time_line(record)
+    ]
+    head = ("when", "time (UTC)", "what", "more")
     if not rows:
         return "<p class='mute'>No checkpoint was written and nothing was restarted.</p>"
     shown = rows if len(rows) <= 60 else [*rows[:30], *rows[-30:]]
@@ -206,7 +208,7 @@ def _facts(document: dict[str, Any], runs: Runs, derived: list[dict[str, Any]]) 
         if not isinstance(value, dict | list) and key not in _TILES_SHOWN_ELSEWHERE
     ]
     settings = (
-        [(key, value) for key, value in runs[0][1].config.items() if key != "event" and not isinstance(value, dict)]
+        [(key, value) for key, value in runs[0][1].config.items() if key not in ("event", "time") and not isinstance(value, dict)]
         if runs
         else []
     )

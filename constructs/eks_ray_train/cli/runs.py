@@ -21,6 +21,7 @@ from .follow import Followed, follow
 from .jobs_api import JobInfo
 from .package_dir import Package
 from .run_env import Expect, build_env
+from .run_figures import clock
 from .run_record import RunRecord
 from .run_view import RunView
 
@@ -93,6 +94,8 @@ class RunResult:
             "final_loss": self.record.final_loss,
             "steps": self.record.steps_done,
             "wall_time_s": self.info.seconds,
+            "started_utc": clock(self.info.started_at) or None,
+            "ended_utc": clock(self.info.ended_at) or None,
             "usd": self.usd,
             "detached": self.detached,
             "timed_out": self.timed_out,

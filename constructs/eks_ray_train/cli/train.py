@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
     from .local_ray import LocalCluster
     from .package_dir import build_package
     from .runs import flag_value, new_submission_id
-    from .writable import check_writable
+    from .writable import check_writable, told_as_usage
 
     check_writable(args.out, "--out", folder=True)
     if args.report:
@@ -67,7 +67,8 @@ def run(args: argparse.Namespace) -> int:
     folder = args.out.absolute() / name
     job_args = list(DEFAULTS)
     if flag_value(args.job_args, "--dataset") is None:
-        job_args.append(f"--dataset={write_text(folder / 'text')}")
+        with told_as_usage("--out", folder):
+            job_args.append(f"--dataset={write_text(folder / 'text')}")
     job_args += [f"--storage-path={folder / 'checkpoints'}", f"--run-name={name}", *args.job_args]
 
     began = time.monotonic()
@@ -76,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
         print(f"Ray is up at {cluster.address} after {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
         with connect(cluster.address, token=cluster.token) as target:
             results = train_and_resume(target, job_args, total=total, package=package, name=name, as_json=args.json)
-        document = report(results, folder, args.report)
+        document = report(results, folder, args.report, about=target.to_json())
         if args.json:
             print(json.dumps(document), flush=True)
         if args.keep_running:
@@ -120,17 +121,20 @@ def train_and_resume(
     return results
 
 
-def report(results: list[RunResult], folder: Path, copy: Path | None) -> dict[str, Any]:
-    """Write the report of both runs; returns its document. Raises JobFailedError where the second run did not resume."""
+def report(results: list[RunResult], folder: Path, copy: Path | None, *, about: dict[str, Any]) -> dict[str, Any]:
+    """Write the report of both runs and of the cluster (``about``); returns its document. Raises JobFailedError where the second run did not resume."""
     from eks_ray_train.errors import ExitCode, JobFailedError
 
     from .run_report import write_reports
+    from .writable import told_as_usage
 
     code = max((int(result.exit_code) for result in results), default=0)
     records = [result.record for result in results]
     first, last = records[0].steps[:1], records[-1].steps[-1:]
     document: dict[str, Any] = {
         **results[-1].to_json(),
+        **about,
+        "started_utc": results[0].to_json()["started_utc"],
         "exit_code": code,
         "submissions": [result.submission_id for result in results],
         "first_loss": first[0]["loss"] if first else None,
@@ -142,8 +146,9 @@ def report(results: list[RunResult], folder: Path, copy: Path | None) -> dict[st
     names = ["train", "resume"]
     page = write_reports(folder, document, list(zip(names, records, strict=False)), title="Local training run")
     if copy is not None:
-        copy.parent.mkdir(parents=True, exist_ok=True)
-        copy.write_bytes((folder / "report.json").read_bytes())
+        with told_as_usage("--report", copy):
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            copy.write_bytes((folder / "report.json").read_bytes())
     if code == ExitCode.OK and len(results) > 1 and document["resumed_from_step"] != document["trained_steps"]:
         raise JobFailedError(
             f"the second submission did not go on from step {document['trained_steps']} "

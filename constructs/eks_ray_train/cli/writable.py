@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 from eks_ray_train.errors import UsageError
@@ -23,3 +25,12 @@ def check_writable(path: Path, flag: str, *, folder: bool = False) -> None:
         needed = os.W_OK
     if not os.access(nearest, needed):
         raise UsageError(f"{flag} {path} cannot be written: no permission for {nearest}; choose another place")
+
+
+@contextlib.contextmanager
+def told_as_usage(flag: str, path: Path) -> Iterator[None]:
+    """What fails below when writing (a full disk, a folder taken away) is told with the flag that chose the place."""
+    try:
+        yield
+    except OSError as error:
+        raise UsageError(f"{flag} {path} cannot be written: {error.strerror or error}; choose another place") from None
