@@ -49,6 +49,7 @@ an example session:
   eks-ray-train init && eks-ray-train up                set up and deploy
   eks-ray-train submit -- --model_id Qwen/Qwen2.5-1.5B --steps 100
   eks-ray-train status && eks-ray-train down
+  eval "$(eks-ray-train --completion bash)"             completion in this shell; zsh and fish likewise
 
 exit codes: 0 good, 1 unexpected failure, 2 wrong use or settings, 3 gate failed, 4 job failed, stopped or lost,
 5 no capacity or quota, 6 cluster not ready or not reachable, 7 something that costs money was left behind
@@ -82,6 +83,7 @@ def build_parser(command: str | None = None) -> tuple[argparse.ArgumentParser, M
     """The parser with every command listed; only ``command``'s module is imported and gets its real sub-parser."""
     parser = Parser(prog=PROG, description="Distributed PyTorch training with Ray Train on Amazon EKS over EFA.", epilog=EXAMPLES)
     parser.add_argument("--version", action="version", version=f"{PROG} {__version__}")
+    parser.add_argument("--completion", choices=("bash", "zsh", "fish"), metavar="SHELL", help="print the completion script for bash, zsh or fish")
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     module = None
     for name in available_commands():
@@ -149,6 +151,14 @@ def _tell(message: str, code: int, *, as_json: bool) -> int:
     return code
 
 
+def _completion(words: list[str]) -> int:
+    from .completion import script
+
+    shell = words[0].partition("=")[2] or (words[1] if len(words) > 1 else "")
+    print(script(shell), end="")
+    return int(ExitCode.OK)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit code and raises nothing but SystemExit of ``--help`` and ``--version``."""
     words = list(sys.argv[1:] if argv is None else argv)
@@ -158,6 +168,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if not words:
             build_parser()[0].print_help()
             return int(ExitCode.USAGE)
+        if words[0].partition("=")[0] == "--completion":
+            return _completion(words)
         args, module = parse(words)
         return int(module.run(args))
     except EksRayTrainError as error:
