@@ -311,3 +311,53 @@ def test_errors_are_one_document_under_json(url: str, capsys: pytest.CaptureFixt
     assert main(["logs", "none", "--address", url, "--json"]) == 4
     told = document(capsys)
     assert told["exit_code"] == 4 and "none" in told["error"]
+
+
+# ---- Ctrl-C --------------------------------------------------------------------------------------------------------------
+class Terminal(io.StringIO):
+    """Standard input of somebody who sits there."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def press_ctrl_c(monkeypatch: pytest.MonkeyPatch, answer: str) -> None:
+    """The first follow is interrupted, and the question that comes is answered."""
+    from eks_ray_train.cli import runs
+
+    real, calls = runs.follow, []
+
+    def follow(*args: Any, **kwargs: Any) -> Any:
+        calls.append(1)
+        if len(calls) == 1:
+            raise KeyboardInterrupt
+        return real(*args, **kwargs)
+
+    monkeypatch.setattr(runs, "follow", follow)
+    monkeypatch.setattr("sys.stdin", Terminal(answer))
+
+
+@pytest.mark.parametrize("answer", ["d\n", "\n", "", "what?\n"])
+def test_ctrl_c_on_a_terminal_asks_and_anything_but_stop_lets_the_job_go_on(
+    ray: StubRay, url: str, answer: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ray.make_job = lambda _: StubJob(script=[(0, "RUNNING")])
+    press_ctrl_c(monkeypatch, answer)
+    assert main(["submit", "--address", url, "--json"]) == 0
+    told = capsys.readouterr()
+    assert json.loads(told.out)["detached"] is True  # nothing else on stdout
+    assert "[d]etach and let it go on, or [s]top it?" in told.err
+    assert "detached from run-" in told.err and "eks-ray-train stop run-" in told.err
+    [job] = ray.jobs.values()
+    assert not job.stopped
+
+
+def test_ctrl_c_and_stop_ends_the_job_with_exit_code_4(
+    ray: StubRay, url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ray.make_job = lambda _: StubJob(script=[(0, "RUNNING")])
+    press_ctrl_c(monkeypatch, "s\n")
+    assert main(["submit", "--address", url]) == 4
+    [job] = ray.jobs.values()
+    assert job.stopped
+    assert "STOPPED" in capsys.readouterr().err

@@ -260,9 +260,12 @@ def _interrupted(target: Target, submission_id: str, view: RunView) -> bool:
     hint = f"follow it again: eks-ray-train logs {submission_id} --follow; stop it: eks-ray-train stop {submission_id}"
     answer = ""
     if sys.stdin.isatty():
+        # On stderr: stdout may be one JSON document.
+        question = f"\n{submission_id} is running. [d]etach and let it go on, or [s]top it? [d] "
+        print(question, end="", file=sys.stderr, flush=True)
         try:
-            answer = input(f"\n{submission_id} is running. [d]etach and let it go on, or [s]top it? [d] ")
-        except (EOFError, KeyboardInterrupt):
+            answer = sys.stdin.readline()
+        except KeyboardInterrupt:
             answer = ""
     if not answer.strip().lower().startswith("s"):
         view.notice(f"detached from {submission_id}, which goes on; {hint}")
