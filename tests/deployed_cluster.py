@@ -46,7 +46,7 @@ def deployed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Deploy
             for name, value in {
                 "AWS_ACCESS_KEY_ID": "AKIDEXAMPLE", "AWS_SECRET_ACCESS_KEY": "example", "AWS_REGION": "us-east-1",
                 "AWS_CONFIG_FILE": "/dev/null", "AWS_SHARED_CREDENTIALS_FILE": "/dev/null", "AWS_EC2_METADATA_DISABLED": "true",
-                "AWS_ENDPOINT_URL_EKS": cloud.url, "AWS_ENDPOINT_URL_STS": cloud.url,
+                "AWS_ENDPOINT_URL_EKS": cloud.url, "AWS_ENDPOINT_URL_STS": cloud.url, "AWS_ENDPOINT_URL_CLOUDFORMATION": cloud.url,
             }.items():  # fmt: skip
                 monkeypatch.setenv(name, value)
             write_settings(tmp_path)

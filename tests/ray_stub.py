@@ -53,6 +53,7 @@ class StubRay:
         self.make_job: Callable[[dict[str, Any]], StubJob] = lambda _: StubJob()
         self.fail: dict[str, tuple[int, str]] = {}
         self.lose_answers = 0
+        self.cut_logs_after: list[int] = []  # bytes after which each of the next reads of a log is reset
         self.posts = 0
         self.gpus = {"10.0.1.1": 4, "10.0.1.2": 4}
 
@@ -138,6 +139,12 @@ class StubRay:
         job = self.jobs[name]
         response = web.StreamResponse()
         await response.prepare(request)
+        if self.cut_logs_after:
+            await response.write(job.log[: self.cut_logs_after.pop(0)])
+            await asyncio.sleep(0.05)
+            assert request.transport is not None
+            request.transport.abort()
+            return response
         await response.write(job.log)
         while request.match_info["media"] == "stream":
             await asyncio.sleep(0.05)
@@ -145,7 +152,10 @@ class StubRay:
 
 
 class StubCloud:
-    """EKS, STS and the Kubernetes API of one cluster, with port forwarding to ``dashboard`` (host, port)."""
+    """EKS, STS, CloudFormation and the Kubernetes API of one cluster, with port forwarding to ``dashboard`` (host, port).
+
+    ``stacks``: outputs of the stacks that CloudFormation knows, by name; None: it refuses to say.
+    """
 
     def __init__(self, dashboard: tuple[str, int], *, token: str | None) -> None:
         self.dashboard, self.ray_token = dashboard, token
@@ -155,6 +165,7 @@ class StubCloud:
         self.secrets = {"ray-train": {"auth_token": token}} if token else {}
         self.annotations: dict[str, str] = {}
         self.marks: list[str | None] = []
+        self.stacks: dict[str, dict[str, str]] | None = {}
         self.bearers: set[str] = set()
         self.forwards = 0
         self.break_after: list[int] = []  # bytes after which each of the next connections is reset
@@ -164,7 +175,7 @@ class StubCloud:
     def app(self) -> web.Application:
         app = web.Application(middlewares=[self._guard])
         app.router.add_get("/clusters/{name}", self._describe)
-        app.router.add_post("/", self._sts)
+        app.router.add_post("/", self._query)
         base = "/api/v1/namespaces/ray-train"
         app.router.add_get(base + "/pods", self._pods)
         app.router.add_get(base + "/secrets/{name}", self._secret)
@@ -199,11 +210,32 @@ class StubCloud:
             }
         )  # fmt: skip
 
-    async def _sts(self, _: web.Request) -> web.Response:
+    async def _query(self, request: web.Request) -> web.Response:
+        """The services that ask by form: STS and CloudFormation."""
+        asked = await request.post()
+        if asked["Action"] == "DescribeStacks":
+            return self._stack(str(asked["StackName"]))
         answer = (
             '<GetCallerIdentityResponse xmlns="https://sts.amazonaws.com/doc/2011-06-15/"><GetCallerIdentityResult>'
             "<Arn>arn:aws:iam::111122223333:role/Trainer</Arn><UserId>A</UserId><Account>111122223333</Account>"
             "</GetCallerIdentityResult></GetCallerIdentityResponse>"
+        )
+        return web.Response(text=answer, content_type="text/xml")
+
+    def _stack(self, name: str) -> web.Response:
+        space = 'xmlns="http://cloudformation.amazonaws.com/doc/2010-05-15/"'
+        if self.stacks is None or name not in self.stacks:
+            denied = self.stacks is None
+            code, text = ("AccessDenied", "no") if denied else ("ValidationError", f"Stack with id {name} does not exist")
+            error = f"<ErrorResponse {space}><Error><Type>Sender</Type><Code>{code}</Code><Message>{text}</Message></Error></ErrorResponse>"
+            return web.Response(status=403 if denied else 400, text=error, content_type="text/xml")
+        outputs = "".join(
+            f"<member><OutputKey>{key}</OutputKey><OutputValue>{value}</OutputValue></member>" for key, value in self.stacks[name].items()
+        )
+        answer = (
+            f"<DescribeStacksResponse {space}><DescribeStacksResult><Stacks><member><StackName>{name}</StackName><StackId>arn:{name}</StackId>"
+            f"<CreationTime>2026-11-29T20:00:00Z</CreationTime><StackStatus>CREATE_COMPLETE</StackStatus><Outputs>{outputs}</Outputs></member>"
+            "</Stacks></DescribeStacksResult></DescribeStacksResponse>"
         )
         return web.Response(text=answer, content_type="text/xml")
 

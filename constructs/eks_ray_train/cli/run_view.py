@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable
 from typing import Any, Protocol, TextIO
 
 from .events import parse_event, split_line
@@ -23,11 +24,18 @@ class RunView:
     """Takes the log's lines as they come; knows nothing of where they come from.
 
     ``out``: where log lines go (stdout; stderr where stdout carries a JSON document). ``usd_per_hour``: price of all
-    nodes, None where unknown. The bar is drawn on stderr, only where both are terminals.
+    nodes, None where unknown. ``watch``: called after each step, and what it returns is told. The bar is drawn on stderr, only
+    where both are terminals.
     """
 
     def __init__(
-        self, *, out: TextIO, judge: Judge | None = None, usd_per_hour: float | None = None, quiet: bool = False
+        self,
+        *,
+        out: TextIO,
+        judge: Judge | None = None,
+        usd_per_hour: float | None = None,
+        quiet: bool = False,
+        watch: Callable[[RunRecord], str | None] | None = None,
     ) -> None:
         self.record = RunRecord()
         self.failure = FailureFinder()
@@ -35,6 +43,7 @@ class RunView:
         self._judge = judge
         self._usd_per_hour = usd_per_hour
         self._quiet = quiet
+        self._watch = watch or (lambda _: None)
         self._began = time.monotonic()
         self._line_at = 0.0
         self._held: str | None = None
@@ -58,6 +67,8 @@ class RunView:
                 self.failure.feed_event(event)
                 if self.record.feed(event):
                     shown = self._event(event)
+                    if event["event"] == "step" and (told := self._watch(self.record)):
+                        self.notice(told)
                     if self._held and event["event"] != "step":
                         text.append(self._held)
                         self._held = None

@@ -16,6 +16,7 @@ DESCRIPTION = """\
 Upload job/ and run `python train.py ARGS` on the cluster that cdk.json declares, or on any Ray dashboard.
 The job's status decides the exit code: 0 succeeded (and the gate did not fail), 3 gate failed, 4 failed, stopped or lost,
 6 cluster not reachable. Ctrl-C asks whether to detach or to stop; without a terminal it detaches.
+A run whose end, by the plan, comes after the spending limit is asked about first (exit code 2 where nobody can be asked).
 """
 EXAMPLES = """\
 examples:
@@ -45,10 +46,11 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )  # fmt: skip
     parser.add_argument("--allow-tcp", action="store_true", help="let NCCL fall back to TCP instead of refusing to start")
     parser.add_argument(
-        "--timeout", type=float, metavar="S",
+        "--timeout", type=seconds("leave it out for no limit of the run"), metavar="S",
         help="give up after so many seconds in all: waiting for the cluster (exit code 6; 1800 s where this is not given), then "
         "stopping the job (exit code 4)",
     )  # fmt: skip
+    parser.add_argument("--yes", action="store_true", help="do not ask where the run would end after the spending limit")
     parser.add_argument("--junit", type=Path, metavar="FILE", help="write the verdict as JUnit XML")
     parser.add_argument("--runtime-env-json", metavar="J", help="more of Ray's runtime_env, for example '{\"pip\": [\"einops\"]}'")
     parser.add_argument("--env", action="append", default=[], metavar="K=V", help="environment variable of the run; may be repeated")
@@ -65,6 +67,7 @@ def run(args: argparse.Namespace) -> int:
     from eks_ray_train.errors import JobFailedError, UsageError
 
     from .connect import connect
+    from .consent import agree
     from .package_dir import build_package
     from .run_env import parse_env, parse_runtime_env
     from .run_report import write_report
@@ -79,12 +82,13 @@ def run(args: argparse.Namespace) -> int:
         tell_result,
         write_junit,
     )
+    from .spending import LimitCheck
     from .waiting import ClusterWait
+    from .writable import check_writable
 
     if args.junit and not args.gate:
         raise UsageError("--junit writes the gate's verdict, which --no-gate switches off; leave one of them out")
     if args.junit and not args.follow:
-    from .writable import check_writable
         raise UsageError("--junit needs the end of the run, which --detach does not wait for; use `eks-ray-train gate` later")
     if args.follow:
         check_writable(args.report_dir, "--report-dir", folder=True)
@@ -102,9 +106,13 @@ def run(args: argparse.Namespace) -> int:
         timeout_s=args.timeout,
     )
     out = sys.stderr if args.json else sys.stdout
-    wait = ClusterWait(
-        out=sys.stderr, timeout_s=args.timeout, nodes=lambda declared, gpus: nodes_used(args.job_args, declared, gpus)
+    limit = LimitCheck(
+        args.job_args, tcp=args.expect == "tcp", ask=lambda question: agree(args, question, refused="nothing was submitted")
     )
+    wait = ClusterWait(
+        out=sys.stderr, timeout_s=args.timeout, check=limit,
+        nodes=lambda declared, gpus: nodes_used(args.job_args, declared, gpus),
+    )  # fmt: skip
     with connect(args.address, wait=wait) as target:
         submission_id = new_submission_id()
         if request.timeout_s is not None:
@@ -123,7 +131,7 @@ def run(args: argparse.Namespace) -> int:
                 print(submission_id)
             return 0
         judge = make_judge(target, request)
-        view = RunView(out=out, judge=judge, usd_per_hour=target.usd_per_hour)
+        view = RunView(out=out, judge=judge, usd_per_hour=target.usd_per_hour, watch=limit.observe)
         try:
             result = follow_run(target, request, submission_id=submission_id, view=view, judge=judge)
         except JobFailedError:

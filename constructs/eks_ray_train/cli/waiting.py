@@ -170,14 +170,21 @@ def table(rows: Sequence[Row], events: Sequence[str]) -> list[str]:
 class ClusterWait:
     """Waits in two steps: until the pods are ready, then until Ray itself has all GPUs. Draws on ``out`` (stderr).
 
-    ``nodes``: (declared nodes, GPUs a node) -> nodes that the run needs. Both steps together take at most ``timeout_s``;
+    ``nodes``: (declared nodes, GPUs a node) -> nodes that the run needs. ``check`` is called before and at every look, and says
+    whether it wrote to the terminal; what it raises ends the wait. Both steps together take at most ``timeout_s``;
     then ClusterNotReadyError says what is missing.
     """
 
     def __init__(
-        self, *, out: TextIO, nodes: Callable[[int, int], int] | None = None, timeout_s: float | None = None
+        self,
+        *,
+        out: TextIO,
+        nodes: Callable[[int, int], int] | None = None,
+        timeout_s: float | None = None,
+        check: Callable[[], bool] | None = None,
     ) -> None:
         self._out = out
+        self._check = check or (lambda: False)
         self._nodes = nodes or (lambda declared, _: declared)
         self._timeout_s = DEFAULT_TIMEOUT_S if timeout_s is None else timeout_s
         self._began = time.monotonic()
@@ -235,6 +242,8 @@ class ClusterWait:
         good_at: float | None = None
         while True:
             lines = self._last
+            if self._check():
+                self._drawn = 0
             try:
                 self._rows, events = look()
                 good_at = time.monotonic()
