@@ -165,6 +165,7 @@ def test_each_fault_is_the_first_thing_that_is_wrong(
         (lambda d: d.kubernetes.deny.update({"/nodes": 403}), "nodes and zones", "may not list nodes"),
         (lambda d: d.kubernetes.deny.update({"/exec": 403}), "fi_info", "may not run a program in pod"),
         (lambda d: setattr(d.kubernetes, "exec_answer", lambda p, c: ("", "python: not found\n", 127)), "fi_info", "python: not found"),
+        (lambda d: setattr(d.kubernetes, "exec_answer", lambda p, c: (MARK + '{"ray": "2.', "", 0)), "versions", "broke off"),
     ],
 )  # fmt: skip
 def test_what_nobody_could_look_at_is_unknown_and_no_failure(

@@ -307,6 +307,18 @@ def test_logs_prints_bytes_as_they_are(ray: StubRay, url: str, capsysbinary: pyt
     assert capsysbinary.readouterr().out == b"a\xffb\r\nc"
 
 
+@pytest.mark.parametrize("cuts", [[0], [1], [5, 70_000], [100_000, 3, 200_000]])
+def test_logs_goes_on_where_a_connection_broke(
+    ray: StubRay, url: str, cuts: list[int], capsysbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    log = bytes(range(256)) * 1000
+    ray.jobs = {"run": StubJob(script=[(0, "SUCCEEDED")], log=log)}
+    ray.cut_logs_after = list(cuts)
+    assert main(["logs", "run", "--address", url]) == 0
+    assert capsysbinary.readouterr().out == log
+    assert not ray.cut_logs_after
+
+
 def test_errors_are_one_document_under_json(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["logs", "none", "--address", url, "--json"]) == 4
     told = document(capsys)

@@ -95,7 +95,10 @@ def ask_pod(objects: KubeObjects, pod: Pod) -> PodFacts:
     if line is None:
         last = (ran.err or ran.out).strip().splitlines()[-1:] or ["no output"]
         raise ClusterNotReadyError(f"the probe in pod {pod.name} ended with {ran.code} and no answer: {last[0][:200]}")
-    return read_facts(pod.name, json.loads(line.removeprefix(MARK)))
+    try:
+        return read_facts(pod.name, json.loads(line.removeprefix(MARK)))
+    except ValueError:
+        raise ClusterNotReadyError(f"the probe's answer in pod {pod.name} broke off: {line[-80:]!r}; run doctor again") from None
 
 
 def read_facts(pod: str, said: dict[str, Any]) -> PodFacts:

@@ -114,20 +114,28 @@ class JobLog:
                 continue
             yield from self._splitter.feed(chunk)
         if info.driver_node_id:  # a job that never started has no log
-            yield from self._read_rest(info, time.monotonic() + within_s)
+            for chunk in self.chunks(info, within_s=within_s):
+                yield from self._splitter.feed(chunk)
         yield from self._splitter.rest()
 
-    def _read_rest(self, info: JobInfo, give_up: float) -> Iterator[bytes]:
+    def chunks(self, info: JobInfo, *, within_s: float = 60) -> Iterator[bytes]:
+        """The log's bytes behind what was received before, up to where it ends now; goes on where a connection broke.
+
+        Raises Unreachable where that is not possible for ``within_s`` seconds without a byte.
+        """
+        give_up = time.monotonic() + within_s
         while True:
+            had = self._received
             try:
                 response = self._client.open_log(info, follow=False, read_timeout_s=60)
                 try:
-                    for chunk in self._skip(response):
-                        yield from self._splitter.feed(chunk)
+                    yield from self._skip(response)
                     return
                 finally:
                     response.close()
             except (ClusterNotReadyError, HTTPError, OSError) as error:
+                if self._received > had:
+                    give_up = time.monotonic() + within_s
                 if time.monotonic() > give_up:
                     raise Unreachable(f"the end of the log of job {self._job_id} cannot be read: {error}; try again: eks-ray-train logs {self._job_id}") from error
                 time.sleep(1.0)

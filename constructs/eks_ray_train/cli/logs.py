@@ -31,6 +31,7 @@ def run(args: argparse.Namespace) -> int:
 
     from .connect import connect
     from .follow import follow
+    from .job_log import JobLog
     from .status import job_document
 
     out = (sys.stderr if args.json else sys.stdout).buffer
@@ -48,11 +49,9 @@ def run(args: argparse.Namespace) -> int:
             info = follow(target.client, args.id, on_lines=write, notice=notice).info
             target.clear_busy(args.id)
         elif info.driver_node_id:
-            response = target.client.open_log(info, follow=False, read_timeout_s=60)
-            while chunk := response.read1(1 << 16):
+            for chunk in JobLog(target.client, args.id).chunks(info):
                 out.write(chunk)
             out.flush()
-            response.close()
         else:
             notice(f"job {args.id} is {info.status} and has no log yet")
     if args.json:

@@ -163,7 +163,10 @@ def follow_run(target: Target, request: RunRequest, *, submission_id: str, view:
     except KeyboardInterrupt:
         view.close()
         if not _interrupted(target, submission_id, view):
-            info = target.client.info(submission_id)
+            try:
+                info = target.client.info(submission_id)
+            except EksRayTrainError:  # who goes away need not hear that the dashboard is away too
+                info = JobInfo(submission_id=submission_id, status="UNKNOWN")
             return RunResult(submission_id=submission_id, info=info, record=view.record, detached=True, usd=view.usd())
         end = follow(target.client, submission_id, on_lines=lambda _: None, notice=view.notice)
     view.close()
