@@ -16,15 +16,21 @@ from pathlib import Path
 
 REPO = Path(__file__).resolve().parent.parent
 OUT = REPO / "cdk.out"
-# USD an hour, us-east-1, checked 2026-11-29; instance prices come from the catalogue.
-EKS_CONTROL_PLANE = 0.10
-NAT_GATEWAY = 0.045
+# A common model to predict a step of, at the job's own flags for a real run.
+MODEL, SEQ_LEN, BATCH_SIZE = "Qwen/Qwen2.5-1.5B", 2048, 1
 
 
 def synthesize() -> list[Path]:
-    """Run app.py into cdk.out and return the stacks' templates in deployment order."""
+    """Run app.py into cdk.out and return the stacks' templates in deployment order.
+
+    Raises SystemExit with app.py's exit code where it refuses the settings; it has said why.
+    """
     started = time.monotonic()
-    subprocess.run([sys.executable, "app.py"], cwd=REPO, check=True, env={**os.environ, "CDK_OUTDIR": str(OUT)})
+    done = subprocess.run(
+        [sys.executable, "app.py"], cwd=REPO, check=False, env={**os.environ, "CDK_OUTDIR": str(OUT)}
+    )
+    if done.returncode:
+        raise SystemExit(done.returncode)
     manifest = json.loads((OUT / "manifest.json").read_text(encoding="utf-8"))
     templates = [
         OUT / artifact["properties"]["templateFile"]
@@ -38,8 +44,10 @@ def synthesize() -> list[Path]:
 
 
 def show(templates: list[Path]) -> None:
-    """Print resources a stack, zones and the hourly price of what a deploy would create."""
+    """Print what a deploy would create (resources a stack, zones, price an hour) and what a step would take there."""
     from eks_ray_train.instances import get_instance_type, get_system_instance_type
+    from eks_ray_train.plan import Run, cluster_of, compare, find_model
+    from eks_ray_train.plan.cost import EKS_USD_PER_HOUR, NAT_USD_PER_HOUR
     from eks_ray_train.settings import load_settings
     from eks_ray_train.system_sizing import required_system_nodes
 
@@ -53,10 +61,12 @@ def show(templates: list[Path]) -> None:
     system = settings.system_node_count or required_system_nodes(
         get_system_instance_type(settings.system_instance_type)
     )
-    zone = settings.gpu_zone or "one zone, chosen at deploy by the capacity claim"
+    zones = ", ".join(settings.availability_zones) or "the region's first two zones"
+    zone = settings.gpu_zone or "one of them, chosen at deploy by the capacity claim"
     pod = gpu.worker_pod
+    print(f"  network in {zones}; GPU nodes in {zone}")
     print(
-        f"  {settings.gpu_node_count} x {gpu.name} ({gpu.gpus} x {gpu.gpu_model}, {gpu.efa_interfaces} EFA) in {zone}; "
+        f"  {settings.gpu_node_count} x {gpu.name} ({gpu.gpus} x {gpu.gpu_model}, {gpu.efa_interfaces} EFA); "
         f"{system} x {settings.system_instance_type} for Ray's head and the operator"
     )
     print(
@@ -64,12 +74,23 @@ def show(templates: list[Path]) -> None:
     )
     if gpu.usd_per_hour is None:
         print(f"  price: {gpu.name} has no on-demand price in the catalogue")
-        return
-    gpus = settings.gpu_node_count * gpu.usd_per_hour
+    else:
+        gpus = settings.gpu_node_count * gpu.usd_per_hour
+        limit = f"GPU nodes go to zero after {settings.max_hours} h" if settings.max_hours else "no spending limit"
+        print(
+            f"  about {gpus + EKS_USD_PER_HOUR + NAT_USD_PER_HOUR:.2f} USD an hour and the system nodes: GPU nodes {gpus:.2f}, "
+            f"control plane {EKS_USD_PER_HOUR:.2f}, NAT gateway {NAT_USD_PER_HOUR:.3f} and its traffic (us-east-1, on demand); {limit}"
+        )
+    [step] = compare(
+        Run(shape=find_model(MODEL), seq_len=SEQ_LEN, batch_size=BATCH_SIZE),
+        [cluster_of(gpu, settings.gpu_node_count, "efa")],
+        tokens=None,
+        steps=1,
+    )
+    fits = "" if step.fits else ", which does not fit"
     print(
-        f"  about {gpus + EKS_CONTROL_PLANE + NAT_GATEWAY:.2f} USD an hour and the system nodes: GPU nodes {gpus:.2f}, control plane "
-        f"{EKS_CONTROL_PLANE:.2f}, NAT gateway {NAT_GATEWAY:.3f} and its traffic (us-east-1, on demand); "
-        f"GPU nodes go to zero after {settings.max_hours} h"
+        f"  predicted for {MODEL} at {SEQ_LEN} tokens a sequence: {step.time.total:.2f} s a step, {step.tokens_per_s:,.0f} tokens/s, "
+        f"{step.memory.needed_gib:.1f} of {step.cluster.gpu_memory_gib:.1f} GiB a GPU{fits} (eks-ray-train plan says more)"
     )
 
 
