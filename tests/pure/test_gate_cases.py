@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from eks_ray_train.gate import LogParser, RunJudge, Verdict, judge, read_log
+from eks_ray_train.gate.evidence import Transport
 
 DATA = Path(__file__).resolve().parent.parent / "data" / "nccl"
 CASES = [json.loads(line) for line in (DATA / "cases.jsonl").read_text(encoding="utf-8").splitlines()]
@@ -70,7 +71,9 @@ def test_the_transport_is_what_the_log_shows_whatever_is_expected(path: Path, st
     for expected in ("efa", "tcp", "none"):
         run = RunJudge(nodes_expected=2, expected=expected)  # type: ignore[arg-type]
         read_log(run, str(path))
-        found.add(run.verdict(status).to_json()["transport"])
+        verdict = run.verdict(status)
+        found.add(verdict.to_json()["transport"])
+        assert verdict.reasons or verdict.transport is not Transport.UNKNOWN  # a missing answer comes with its reason
     assert len(found) == 1
 
 

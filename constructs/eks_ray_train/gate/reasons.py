@@ -234,6 +234,12 @@ def too_few_nics(node: Node, found: int, wanted: int) -> str:
     return _with(node.label, f"aws-ofi-nccl found {found} of {wanted} EFA interfaces", line, check)
 
 
+def not_shown(*, doubt: bool) -> str:
+    if doubt:
+        return "EFA is shown, but not of all processes, so no transport is named; nothing was to be judged (--expect efa says what is missing)"
+    return "no transport between nodes is shown, and none was expected; nothing was to be judged (--expect efa says what is missing)"
+
+
 def selection_only() -> str:
     return "the evidence is selection only: no channel line is shown, so it says what NCCL chose, not what it connected"
 

@@ -63,19 +63,22 @@ class _Case:
     def verdict(self) -> Verdict:
         shown = self.shown()
         doubts = self.doubts(shown)
+        # A fact of the log, so it does not depend on what was expected. Only EFA is withdrawn in doubt: a process that says
+        # nothing may be on sockets, and one on sockets is enough. A job that failed ends its lines early, so doubt is no news.
+        transport = Transport.UNKNOWN if self.doubt and shown is Transport.EFA and succeeded(self.status) else shown
         if self.expected == "none":
             outcome: Outcome = "not-judged"
             if not succeeded(self.status):
                 self.general.append(say.job_status(self.status))
+            if transport is Transport.UNKNOWN:
+                self.notes.append(say.not_shown(doubt=self.doubt))
         else:
             self.against(_WANTED[self.expected], shown, doubts)
             outcome = "fail" if self.general or any(self.of_node.values()) else "pass"
         reasons = [reason for node in self.nodes for reason in self.of_node[node]]
         return Verdict(
             outcome=outcome,
-            # A fact of the log, so it does not depend on what was expected. Only EFA is withdrawn in doubt: a process that says
-            # nothing may be on sockets, and one on sockets is enough. A job that failed ends its lines early, so doubt is no news.
-            transport=Transport.UNKNOWN if self.doubt and shown is Transport.EFA and succeeded(self.status) else shown,
+            transport=transport,
             expected=self.expected,
             job_status=self.status,
             nodes_expected=self.nodes_expected,
