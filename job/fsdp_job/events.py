@@ -130,7 +130,7 @@ class LocalSink:
             write_line(line)
 
     def stash(self, event: str, **fields: Any) -> None:
-        self.held.stash(render(event, **fields))
+        self.held.stash(render(event, **fields, time=now()))
 
     def progress(self, rank: int, step: int, phase: str) -> None:
         self.held.progress(rank, step, phase)

@@ -31,7 +31,7 @@ class ActorSink:
         self._last = self.handle.add.remote(events.render(event, **fields, time=events.now()))
 
     def stash(self, event: str, **fields: Any) -> None:
-        self._last = self.handle.stash.remote(events.render(event, **fields))
+        self._last = self.handle.stash.remote(events.render(event, **fields, time=events.now()))
 
     def progress(self, rank: int, step: int, phase: str) -> None:
         self._last = self.handle.progress.remote(rank, step, phase)
