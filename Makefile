@@ -17,6 +17,8 @@ TORCH_PIP_ARGS ?=
 PYTEST_ARGS ?=
 DEMO_ARGS ?=
 
+CODE := constructs/eks_ray_train stacks app.py job tools docs bench examples
+
 .PHONY: demo test test-faults synth diff lint docs dist bench clean venv venv-cdk
 
 venv: $(VENV)/.stamp-dev
@@ -63,12 +65,12 @@ test: $(VENV)/.stamp-dev ## the suite that CI runs
 test-faults: $(VENV)/.stamp-dev ## the long fault matrix; results under bench/results/
 	RECORD_FAULTS=1 $(BIN)/python -m pytest -m "faults or matrix" $(PYTEST_ARGS)
 
-lint: $(VENV)/.stamp-dev ## style, types, dead code, duplicated code
+lint: $(VENV)/.stamp-dev .venv-lint/.stamp ## style, types, dead code, duplicated code
 	$(BIN)/ruff check .
 	$(BIN)/mypy constructs/eks_ray_train stacks app.py tools
 	$(BIN)/mypy job
-	$(BIN)/vulture
-	$(BIN)/pylint constructs/eks_ray_train stacks app.py job tools docs examples
+	.venv-lint/bin/vulture
+	.venv-lint/bin/jscpd --min-lines 10 --min-tokens 100 --skip-comments --format python --reporters console --no-tips --exit-code 1 $(CODE)
 
 # Environments of their own: what builds pages or releases must not decide the versions that the tests run with.
 .venv-%/.stamp: requirements-%.txt
@@ -91,4 +93,4 @@ bench: $(VENV)/.stamp-dev ## measurements that need no GPU; results under bench/
 	@set -e; for script in synth_time critical_path capacity_find gate_speed data_pack; do echo "==> bench/$$script.py"; $(BIN)/python bench/$$script.py; done
 
 clean:
-	rm -rf $(VENV) .venv-checkov .venv-docs .venv-release cdk.out .demo .artifacts site dist build .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) .venv-checkov .venv-docs .venv-lint .venv-release cdk.out .demo .artifacts site dist build .pytest_cache .mypy_cache .ruff_cache

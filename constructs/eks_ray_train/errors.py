@@ -50,12 +50,6 @@ class SettingsError(UsageError):
         super().__init__(text)
 
 
-class GateFailedError(EksRayTrainError):
-    """The traffic between nodes did not go over the transport that was asked for (exit code 3)."""
-
-    exit_code = ExitCode.GATE_FAILED
-
-
 class JobFailedError(EksRayTrainError):
     """The job failed, was stopped, or vanished (exit code 4)."""
 
@@ -72,9 +66,3 @@ class ClusterNotReadyError(EksRayTrainError):
     """The cluster, its endpoint, its dashboard or its nodes cannot be reached or are not ready (exit code 6)."""
 
     exit_code = ExitCode.CLUSTER_NOT_READY
-
-
-class LeftBehindError(EksRayTrainError):
-    """Something that costs money was left behind (exit code 7)."""
-
-    exit_code = ExitCode.LEFT_BEHIND

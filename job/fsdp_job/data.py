@@ -47,7 +47,7 @@ class _Selector:
     ) -> None:
         self.n = prepared.n_train if split == "train" else prepared.n_eval
         self.global_batch = world_size * micro_batch * accumulate
-        self._prepared, self._reader, self._split = prepared, reader, split
+        self._reader, self._split = reader, split
         self._mine = slice(rank * micro_batch * accumulate, (rank + 1) * micro_batch * accumulate)
         self._shape = (accumulate, micro_batch, prepared.seq_len)
         self._order = Order(self.n, prepared.seed)

@@ -47,9 +47,3 @@ class NonFiniteLossError(JobError):
 
 class ClusterWaitError(JobError):
     """The GPUs or CPUs that the job needs did not join in time."""
-
-
-class CollectiveTimeoutError(JobError):
-    """No progress within the limit: at least one rank is missing from a collective."""
-
-    retryable = True

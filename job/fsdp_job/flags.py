@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import difflib
-import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
@@ -103,8 +102,3 @@ def _unknown(word: str, options: list[str]) -> str:
     near = difflib.get_close_matches(name, options, n=1)
     kind = "unknown flag" if word.startswith("-") else "unexpected argument"
     return f"{kind} {name}" + (f" (did you mean {near[0]}?)" if near else "")
-
-
-def main_args() -> JobConfig:
-    """JobConfig of this process's own command line."""
-    return parse_args(sys.argv[1:])

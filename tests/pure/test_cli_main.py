@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from eks_ray_train.cli import __main__ as cli
-from eks_ray_train.errors import GateFailedError, LeftBehindError, NoCapacityError, UsageError
+from eks_ray_train.errors import NoCapacityError, UsageError
 
 CONTRACT = [
     "init", "capacity", "up", "down", "scale", "plan", "submit", "status", "logs", "stop", "dashboard", "gate", "doctor", "bench",
@@ -84,8 +84,7 @@ def run_with(monkeypatch: pytest.MonkeyPatch, error: BaseException | int, words:
 @pytest.mark.parametrize(
     ("error", "code"),
     [
-        (UsageError("u"), 2), (GateFailedError("g"), 3), (NoCapacityError("c"), 5), (LeftBehindError("l"), 7),
-        (KeyboardInterrupt(), 130), (RuntimeError("boom"), 1), (0, 0), (4, 4),
+        (UsageError("u"), 2), (NoCapacityError("c"), 5), (KeyboardInterrupt(), 130), (RuntimeError("boom"), 1), (0, 0), (3, 3), (4, 4), (7, 7),
     ],
 )  # fmt: skip
 def test_each_error_has_its_exit_code_and_one_message(

@@ -56,6 +56,10 @@ exit codes: 0 good, 1 unexpected failure, 2 wrong use or settings, 3 gate failed
 """
 
 
+# What the extra `cli` brings (pyproject.toml), by import name: the wheel alone, for its constructs, comes without.
+CLI_PACKAGES = ("boto3", "botocore", "kubernetes", "tqdm", "urllib3", "websocket", "yaml")
+
+
 class Parser(argparse.ArgumentParser):
     """An argument parser whose errors are this library's (exit code 2), told by ``main`` alone."""
 
@@ -185,6 +189,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Exception as error:
         if debug:
             raise
+        if isinstance(error, ModuleNotFoundError) and (error.name or "").partition(".")[0] in CLI_PACKAGES:
+            text = f"this command needs the package {error.name}, which is not installed; run pip install 'eks-ray-train[cli]'"
+            return _tell(text, int(ExitCode.USAGE), as_json=as_json)
         text = f"unexpected {type(error).__name__}: {error}; {DEBUG_VARIABLE}=1 shows where, please report it"
         return _tell(text, int(ExitCode.UNEXPECTED), as_json=as_json)
 

@@ -12,7 +12,6 @@ from urllib.parse import urlsplit
 from eks_ray_train.errors import ClusterNotReadyError, UsageError
 
 # EKS accepts a token for 15 minutes (https://docs.aws.amazon.com/eks/latest/best-practices/identity-and-access-management.html).
-TOKEN_LIFE_S = 14 * 60
 RENEW_AFTER_S = 10 * 60
 _PRESIGNED_S = 60
 _EXPIRED = frozenset({"ExpiredToken", "ExpiredTokenException", "RequestExpired"})
