@@ -133,6 +133,22 @@ def test_a_step_line_has_loss_speed_share_of_peak_time_left_and_price(monkeypatc
     assert shown.usd() == pytest.approx(6.0, abs=0.01)
 
 
+def test_on_a_terminal_a_bar_shows_the_same_and_log_lines_stand_above_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    out, error = Terminal(), Terminal()
+    monkeypatch.setattr("sys.stderr", error)
+    shown = RunView(out=out, usd_per_hour=36.0)
+    shown.on_lines([json.dumps(step(4, steps=10, tokens_per_s=12345.6, mfu=0.3141, loss=2.5)).encode(), b"a line of the job"])
+    shown.close()
+    assert out.getvalue() == "a line of the job\n"
+    bar = error.getvalue()
+    for part in ("4/10", "loss 2.5000", "12,346 tokens/s", "MFU 31.4 %", "$0.0"):
+        assert part in bar, bar
+
+
 def test_numbers_that_are_missing_are_left_out() -> None:
     assert view([json.dumps({"event": "step", "step": 1, "loss": None, "mfu": None, "tokens_per_s": None})]) == "step 1\n"
 

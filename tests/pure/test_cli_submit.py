@@ -182,6 +182,18 @@ def test_the_end_of_a_log_that_cannot_be_read_does_not_change_the_result(
     assert "cannot be read" in document(capsys)["log_problem"]
 
 
+@pytest.mark.parametrize(("status", "code"), [("SUCCEEDED", 1), ("FAILED", 4)])
+def test_a_report_that_cannot_be_written_any_more_hides_nothing_of_the_run(
+    ray: StubRay, url: str, status: str, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ray.make_job = lambda _: StubJob(script=[(0, status)])
+    monkeypatch.setattr(Path, "write_text", lambda *_a, **_k: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+    assert main(["submit", "--address", url, "--json"]) == code
+    told = document(capsys)
+    assert (told["status"], told["exit_code"]) == (status, code)
+    assert "No space left on device" in told["report_problem"]
+
+
 # ---- what cannot be reached ----------------------------------------------------------------------------------------------
 def unreachable(kind: str) -> tuple[str, Any]:
     if kind == "refused":

@@ -64,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
     import json
     from dataclasses import replace
 
-    from eks_ray_train.errors import JobFailedError, UsageError
+    from eks_ray_train.errors import ExitCode, JobFailedError, UsageError
 
     from .connect import connect
     from .consent import agree
@@ -140,16 +140,23 @@ def run(args: argparse.Namespace) -> int:
         if not result.detached:
             mark(target.clear_busy, submission_id)
     tell_result(result, sys.stderr)
-    if args.junit and result.verdict is not None:
-        write_junit(result, args.junit)
     document = result.to_json()
+    code = int(result.exit_code)
     if not result.detached:
         document.update(target.to_json())
-        document["report"] = str(write_report(args.report_dir / submission_id, document, result.record))
-        print(f"report: {document['report']}", file=sys.stderr)
+        try:
+            if args.junit and result.verdict is not None:
+                write_junit(result, args.junit)
+            document["report"] = str(write_report(args.report_dir / submission_id, document, result.record))
+            print(f"report: {document['report']}", file=sys.stderr)
+        except UsageError as error:  # the disk filled up meanwhile: the run's own end is still the answer
+            document["report_problem"] = str(error)
+            code = code or int(ExitCode.UNEXPECTED)
+            print(error, file=sys.stderr)
+    document["exit_code"] = code
     if args.json:
         print(json.dumps(document))
-    return int(result.exit_code)
+    return code
 
 
 def mark(how: Callable[[str], None], submission_id: str) -> None:
