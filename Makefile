@@ -60,7 +60,7 @@ demo: $(VENV)/.stamp-job ## synthesize, then train and resume the same job on a 
 # pytest's exit code 5 (no test selected, for example by PYTEST_ARGS) is no failure of a pass.
 test: $(VENV)/.stamp-dev ## the suite that CI runs
 	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile -m "not faults and not ray" $(PYTEST_ARGS) || [ $$? -eq 5 ]
-	$(BIN)/python -m pytest -v -m "ray and not faults" $(PYTEST_ARGS) || [ $$? -eq 5 ]
+	$(BIN)/python -m pytest -v --durations=15 -m "ray and not faults" $(PYTEST_ARGS) || [ $$? -eq 5 ]
 
 test-faults: $(VENV)/.stamp-dev ## the long fault matrix; results under bench/results/
 	RECORD_FAULTS=1 $(BIN)/python -m pytest -m "faults or matrix" $(PYTEST_ARGS)

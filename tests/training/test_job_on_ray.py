@@ -5,7 +5,6 @@ from __future__ import annotations
 import signal
 import statistics
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ import pytest
 
 from eks_ray_train.cli.local_ray import LocalCluster
 from tests.training.fault_results import check_positions, compare, of_steps, scenario
-from tests.training.job_driver import NODE_ENVIRONMENT, Driver, Finished, run
+from tests.training.job_driver import Driver, Finished, run
 from tests.training.job_ranks import run_job, write_inputs
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(900)]
@@ -21,9 +20,8 @@ STEPS = 12
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[LocalCluster]:
-    with LocalCluster(workers=2, env=NODE_ENVIRONMENT) as running:
-        yield running
+def cluster(ray_cluster: LocalCluster) -> LocalCluster:
+    return ray_cluster
 
 
 @pytest.fixture(scope="module")

@@ -35,7 +35,7 @@ def alive(processes: list[int]) -> list[int]:
     return living
 
 
-@pytest.mark.parametrize(("sent", "code"), [(signal.SIGTERM, 143), (signal.SIGKILL, -9)])
+@pytest.mark.parametrize(("sent", "code"), [pytest.param(signal.SIGTERM, 143, marks=pytest.mark.faults), (signal.SIGKILL, -9)])
 def test_a_local_cluster_leaves_no_process_behind(sent: signal.Signals, code: int) -> None:
     process = subprocess.Popen([sys.executable, "-c", CLUSTER], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
