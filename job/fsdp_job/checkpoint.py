@@ -8,7 +8,6 @@ default group hang.
 
 from __future__ import annotations
 
-import hashlib
 import shutil
 import sys
 import tempfile
@@ -22,12 +21,12 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
 
 from fsdp_job.errors import CheckpointError
 from fsdp_job.staging import Staging
 from fsdp_job.storage import MARKER, Location, RunFolder
+from fsdp_job.writing import SHARE_BESIDE_CPU_TRAINING, Pace, upload, write_sharded
 
 Tensors = dict[str, Any]
 
@@ -46,10 +45,13 @@ class SaveResult:
 
 
 class Checkpointer:
-    """Saves of one attempt of a run. All ranks call ``save`` and ``wait`` at the same steps."""
+    """Saves of one attempt of a run. All ranks call ``save`` and ``wait`` at the same steps.
+
+    ``share``: of the time that the background writer works; by default all of it beside a GPU, else a part (see ``writing``).
+    """
 
     def __init__(
-        self, run: RunFolder, *, attempt: int, keep: int, device: torch.device, timeout_s: float,
+        self, run: RunFolder, *, attempt: int, keep: int, device: torch.device, timeout_s: float, share: float | None = None,
         on_result: Callable[[SaveResult], None] | None = None,
     ) -> None:  # fmt: skip
         self.run = run
@@ -62,6 +64,8 @@ class Checkpointer:
         self._thread: threading.Thread | None = None
         self._result: SaveResult | None = None
         self._staging = Staging(device)
+        self._share = share or (1.0 if device.type == "cuda" else SHARE_BESIDE_CPU_TRAINING)
+        self._pace = Pace(self._share)
 
     def prepare(self, tensors: Tensors) -> None:
         """Make room for copies of ``tensors`` in the background, before the first save needs it."""
@@ -77,6 +81,7 @@ class Checkpointer:
         staged = self._staging.copy(tensors)
         blocked = time.perf_counter() - began
         self._result = None
+        self._pace = Pace(self._share)
         self._thread = threading.Thread(
             target=self._write, args=(step, staged, facts, began, blocked), name=f"checkpoint-{step}", daemon=True
         )
@@ -85,6 +90,7 @@ class Checkpointer:
     def wait(self) -> SaveResult | None:
         """Wait for the save in flight, if any; returns the latest save's result."""
         if self._thread is not None:
+            self._pace.hurry()
             self._thread.join()
             self._thread = None
         return self._result
@@ -123,13 +129,13 @@ class Checkpointer:
             folder = scratch = Path(tempfile.mkdtemp(prefix="checkpoint-"))
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            dcp.save(staged, storage_writer=dcp.FileSystemWriter(folder), process_group=self.group)
+            digests = write_sharded(staged, folder, self.group, self._pace)
             mine: dict[str, dict[str, Any]] | str
             try:
-                mine = self._own_files(folder)
+                mine = self._own_files(folder, digests)
                 if scratch is not None:
                     for name in mine:
-                        _upload(folder / name, target.join(name))
+                        upload(folder / name, target.join(name), self._pace)
             except OSError as error:
                 mine = _short(error)
         finally:
@@ -144,9 +150,8 @@ class Checkpointer:
         self._commit(target, files, facts)
         return sum(entry["bytes"] for entry in files.values())
 
-    def _own_files(self, folder: Path) -> dict[str, dict[str, Any]]:
-        mine = list(folder.glob(f"__{self.rank}_*.distcp")) + ([folder / ".metadata"] if self.rank == 0 else [])
-        return {path.name: {"bytes": path.stat().st_size, "sha256": _sha256_file(path)} for path in mine}
+    def _own_files(self, folder: Path, digests: dict[str, str]) -> dict[str, dict[str, Any]]:
+        return {name: {"bytes": (folder / name).stat().st_size, "sha256": digest} for name, digest in digests.items()}
 
     def _commit(self, target: Location, files: dict[str, Any], facts: dict[str, Any]) -> None:
         """Rank 0 looks that every file is there, writes the marker and removes old checkpoints; all learn the outcome."""
@@ -188,16 +193,6 @@ class Checkpointer:
             target.delete()
         except OSError as error:
             print(f"checkpoint: cannot remove the incomplete {target.uri}: {error}", file=sys.stderr)
-
-
-def _sha256_file(path: Path) -> str:
-    with path.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
-
-
-def _upload(source: Path, target: Location) -> None:
-    with source.open("rb") as reader, target.fs.open_output_stream(target.path) as writer:
-        shutil.copyfileobj(reader, writer, length=16 * 2**20)
 
 
 def _short(error: BaseException) -> str:

@@ -1,7 +1,8 @@
 """``train.py`` with one fault: ``python faulty_train.py FAULT RANK STEP MARK FLAGS…``; for tests of what the job makes of it.
 
-FAULT: ``raise`` (an exception), ``kill`` (the process dies by SIGKILL), ``hang`` (it stops taking part). MARK is a file that
-is created when the fault strikes; where it exists already the fault has struck and does not again.
+FAULT: ``raise`` (an exception), ``kill`` (the process dies by SIGKILL), ``hang`` (it stops taking part), ``slow`` (every step
+of every rank takes STEP milliseconds more). MARK is a file that is created when the fault strikes; where it exists already the
+fault has struck and does not again.
 """
 
 from __future__ import annotations
@@ -32,14 +33,15 @@ def faulty_worker(settings: dict[str, Any]) -> Any:
 
     def train(self: Any, *args: Any) -> Any:
         done[0] += 1
-        if self.ranks.rank == rank and done[0] == step and not Path(mark).exists():
+        if fault == "slow":
+            time.sleep(step / 1000)
+        elif self.ranks.rank == rank and done[0] == step and not Path(mark).exists():
             Path(mark).touch()
             if fault == "kill":
                 os.kill(os.getpid(), signal.SIGKILL)
             if fault == "hang":
                 time.sleep(10_000)
             raise RuntimeError("rank one tripped over a stone")
-        time.sleep(0.2 if fault == "slow" else 0.0)
         return real(self, *args)
 
     Stepper.train = train  # type: ignore[method-assign]

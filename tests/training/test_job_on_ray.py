@@ -108,7 +108,7 @@ def test_a_stopped_driver_says_done_and_its_run_goes_on_later(
     many = {**flags, "steps": 100}  # more than the workers train until the stop has reached them
     did = "SIGTERM to the driver after the first checkpoint (step 4); the same command again"
     with scenario("driver stopped by SIGTERM", did) as told:
-        driver = Driver(cluster, many, ("slow", "0", "0", str(tmp_path / "mark")), run_name="stopped")
+        driver = Driver(cluster, many, ("slow", "0", "200", str(tmp_path / "mark")), run_name="stopped")
         driver.until(lambda event: event["event"] == "checkpoint")
         sent = time.monotonic()
         driver.process.send_signal(signal.SIGTERM)

@@ -252,10 +252,10 @@ def _fail_the_second_save(rank: int) -> None:
 
     original = Checkpointer._own_files
 
-    def own_files(self: Any, folder: Path) -> Any:
+    def own_files(self: Any, folder: Path, digests: dict[str, str]) -> Any:
         if rank == 1 and "step-00000004" in str(folder):
             raise OSError(28, "No space left on device")
-        return original(self, folder)
+        return original(self, folder, digests)
 
     Checkpointer._own_files = own_files  # type: ignore[method-assign]
 
