@@ -144,6 +144,14 @@ def test_a_private_endpoint_out_of_reach_gives_the_setting_and_the_tunnel(
     assert "public_access_cidrs" in error and "AWS-StartPortForwardingSessionToRemoteHost" in error and "host=192.0.2.1" in error
 
 
+def test_a_cluster_that_eks_updates_is_used_as_usual(deployed: Deployed, capsys: pytest.CaptureFixture[str]) -> None:
+    deployed.cloud.eks["state"] = "UPDATING"
+    assert main(["status"]) == 0
+    assert main(["doctor", "--json"]) in (0, 6)
+    checks = {check["check"]: check for check in json.loads(capsys.readouterr().out)["checks"]}
+    assert checks["cluster"]["state"] == "ok" and "is UPDATING" in checks["cluster"]["detail"]
+
+
 def test_a_tunnel_stands_in_for_the_endpoint(deployed: Deployed, monkeypatch: pytest.MonkeyPatch) -> None:
     deployed.cloud.eks["endpoint"] = "https://192.0.2.1"
     monkeypatch.setenv("EKS_RAY_TRAIN_ENDPOINT", deployed.cloud.url)

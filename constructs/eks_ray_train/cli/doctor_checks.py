@@ -85,10 +85,10 @@ def who(facts: ClusterFacts) -> Finding:
 
 
 def cluster(facts: ClusterFacts) -> Finding:
-    """The EKS API describes the cluster, and it is ACTIVE."""
+    """The EKS API describes the cluster, and it is ACTIVE, or UPDATING, during which its API answers too."""
     eks = facts.eks
     access = f"public for {', '.join(eks.public_cidrs) or 'all'}" if eks.public else "private: only from inside the VPC"
-    return ok(f"{eks.name} in {eks.region} is ACTIVE; endpoint {access}")
+    return ok(f"{eks.name} in {eks.region} is {eks.status}; endpoint {access}")
 
 
 def endpoint(facts: ClusterFacts) -> Finding:

@@ -32,6 +32,7 @@ class EksCluster:
     ca: bytes
     public: bool
     public_cidrs: tuple[str, ...]
+    status: str = "ACTIVE"
 
     @property
     def host(self) -> str:
@@ -82,7 +83,7 @@ def describe_cluster(session: Any, *, name: str, region: str) -> EksCluster:
     """Where the cluster is. Raises ClusterNotReadyError: no credentials, expired ones, no such cluster, not active."""
     client = session.client("eks", region_name=region, config=client_config())
     data = _ask(lambda: client.describe_cluster(name=name)["cluster"], what="eks:DescribeCluster", name=name, region=region)
-    if data.get("status") != "ACTIVE":
+    if data.get("status") not in ("ACTIVE", "UPDATING"):  # its API answers while EKS updates it
         raise ClusterNotReadyError(
             f"cluster {name} in {region} is {data.get('status')}, not ACTIVE; wait for the deploy (or the deletion) to end"
         )
@@ -94,6 +95,7 @@ def describe_cluster(session: Any, *, name: str, region: str) -> EksCluster:
         ca=base64.b64decode(data["certificateAuthority"]["data"]),
         public=bool(vpc.get("endpointPublicAccess")),
         public_cidrs=tuple(vpc.get("publicAccessCidrs") or ()),
+        status=data["status"],
     )
 
 
