@@ -73,7 +73,7 @@ def matter(lines: list[str]) -> tuple[list[str], dict[str, int]]:
     channels: dict[str, int] = {}
     for line in map(str.rstrip, lines):
         said = _POINTER.sub("", _SAYS.sub("", line))
-        if channel := _CHANNEL.search(line):
+        if " via " in line and (channel := _CHANNEL.search(line)):
             via = channel["via"]
             channels[via] = channels.get(via, 0) + 1
             carrier = _NIC.sub(r"\1", via)  # of many interfaces each has its number, and all are one carrier

@@ -96,6 +96,14 @@ def test_every_neighbour_on_another_node_is_shown_once() -> None:
     assert [line.partition(" -> ")[2].partition("[")[0] for line in lines] == [*"1234567", "8"]
 
 
+def test_a_big_log_is_read_in_little_time() -> None:
+    rings = [f"h:7:9 [0] NCCL INFO Channel {i:02d}/16 : " + " ".join(map(str, range(1024))) for i in range(16)]
+    began = time.process_time()
+    lines, _ = transport.matter([*rings, *CROWD * 40])
+    assert time.process_time() - began < 3
+    assert not set(rings) & set(lines)
+
+
 def test_a_statement_against_efa_is_kept_however_late_it_comes() -> None:
     late = [channel(0, 0, 8, "NET/Socket/0"), "h:7:9 [0] NCCL INFO Using network Socket"]
     lines, _ = transport.matter(DECIDES + CROWD + CROWD + late)
