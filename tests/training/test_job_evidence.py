@@ -110,6 +110,36 @@ def test_a_statement_against_efa_is_kept_however_late_it_comes() -> None:
     assert set(late) <= set(lines)
 
 
+def whole_log(rank: int, *, net: str = "Libfabric") -> list[str]:
+    """All that a rank of 16 on two p5 nodes prints of its network; ``net``: what its last communicator uses."""
+    gpu, other = rank % 8, (rank + 8) % 16
+    head = f"worker-{rank // 8}:{70 + gpu}:{90 + gpu} [{gpu}] NCCL INFO "
+    said = ["NET/OFI Initializing aws-ofi-nccl 1.21.1", "NET/OFI Selected provider is efa, fabric is efa-direct (found 32 nics)"]
+    for size, nodes in ((8, 1), (16, 2), (2, 2)):
+        said += ["Assigned NET plugin Libfabric to comm", "Using network Libfabric"]
+        said += [f"ncclCommInitRankConfig comm 0x{size:x} rank {rank % size} nranks {size} nNodes {nodes} - Init COMPLETE"]
+        said += [f"Channel {i:02d}/0 : {rank}[{gpu}] -> {rank ^ 1}[{gpu ^ 1}] via P2P/CUMEM" for i in range(24)]
+        said += [f"Channel {i:02d}/0 : {rank}[{gpu}] -> {other}[{gpu}] [send] via NET/Libfabric/{i}/GDRDMA" for i in range(24 * (nodes - 1))]
+    said += [f"NET/OFI tuning of region {i}" for i in range(400)]
+    said += [] if net == "Libfabric" else [f"Using network {net}", f"Channel 00/0 : {rank}[{gpu}] -> {other}[{gpu}] [send] via NET/{net}/0"]
+    return [head + line for line in said]
+
+
+@pytest.mark.parametrize(("odd", "outcome", "shown"), [(None, "pass", "efa"), (5, "fail", "mixed")])
+def test_what_the_job_keeps_is_enough_for_the_gate_and_hides_nothing_from_it(odd: int | None, outcome: str, shown: str) -> None:
+    from eks_ray_train.gate import ExpectedFabric, judge_events
+
+    counters = {"before": {"rdmap0": {"tx_bytes": 0, "rx_bytes": 0}}, "after": {"rdmap0": {"tx_bytes": 9, "rx_bytes": 9}}}
+    told = []
+    for rank in range(16):
+        lines, _ = transport.matter(whole_log(rank, net="Socket" if rank == odd else "Libfabric"))
+        told.append({"event": "transport", "rank": rank, "node": f"10.0.0.{rank // 8}", "world_size": 16, "nccl_lines": lines, "efa_counters": counters})
+    verdict = judge_events(
+        told, job_status="SUCCEEDED", nodes_expected=2, expected="efa", instance=ExpectedFabric(nics=32, gpudirect_rdma=True)
+    )
+    assert (verdict.outcome, verdict.to_json()["transport"]) == (outcome, shown), verdict.reasons
+
+
 def test_evidence_is_of_this_process_and_run_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NCCL_DEBUG_FILE", str(tmp_path / "run7.%h.%p.log"))
     (tmp_path / f"run7.host.{os.getpid()}.log").write_text("\n".join(NCCL))
