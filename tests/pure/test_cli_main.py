@@ -45,6 +45,26 @@ def leaves(parser: argparse.ArgumentParser, command: str) -> list[argparse.Argum
     return [child for action in nested for child in action.choices.values()] or [top]
 
 
+# The flags of the contract, command by command: taking one away or renaming it breaks somebody's script.
+FLAGS = {
+    "plan": "--instance-type --nodes --model --seq-len --batch-size --accumulate --sharding --activation-checkpointing --precision "
+    "--transport --tokens --steps --html",
+    "submit": "--address --follow --detach --gate --no-gate --expect --allow-tcp --timeout --junit --runtime-env-json --env "
+    "--deployed-code --job-dir --report-dir",
+    "status": "--address", "logs": "--address --follow", "stop": "--address", "dashboard": "--address --port",
+    "gate": "--job-status --nodes --expect --instance-type --junit", "doctor": "", "render": "--context --kind",
+    "bench": "--address --over --repeat --timeout --job-dir --report-dir", "train": "--keep-running --report --out --job-dir",
+    "init": "--private --region", "scale": "--hours", "up": "", "down": "",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("command", FLAGS)
+def test_every_flag_of_the_contract_is_there(command: str) -> None:
+    parser, _ = cli.build_parser(command)
+    for leaf in leaves(parser, command):
+        assert {*FLAGS[command].split(), "--json"} <= set(leaf._option_string_actions), leaf.prog
+
+
 @pytest.mark.parametrize("words", [["--help"], *([command, "--help"] for command in cli.available_commands())])
 def test_help_imports_nothing_heavy(words: list[str]) -> None:
     code = (
