@@ -9,6 +9,9 @@ import textwrap
 from .instances import AmiFamily
 
 _BOUNDARY = "EKS-RAY-TRAIN"
+# Where nodeadm's strategy RAID0 mounts the array of NVMe disks; the kubelet's and containerd's folders are bound to it.
+# https://github.com/awslabs/amazon-eks-ami (setup-local-disks)
+LOCAL_NVME_DIR = "/mnt/k8s-disks/0"
 
 
 def node_user_data(family: AmiFamily, *, local_nvme: bool) -> str:

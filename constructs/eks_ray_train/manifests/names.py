@@ -23,11 +23,12 @@ EXPECTED_GPUS_KEY = "expected_gpus"
 EXPECTED_GPUS_FILE = f"{CLUSTER_FACTS_DIR}/{EXPECTED_GPUS_KEY}"
 FSX_MOUNT = "/fsx"
 RAY_TMP = "/tmp/ray"
+# Where the hub's libraries keep what they download (HF_HOME).
+HF_CACHE_DIR = "/opt/eks-ray-train/hf"
 CHECKPOINTED_FILE = f"{RAY_TMP}/eks-ray-train-checkpointed"
 
 # Environment that the job reads (the job and the library never import each other: these names are the contract).
 # The number itself is never in a pod template; it is the user's override of the file (submit --env).
-ENV_EXPECTED_GPUS = "EKS_RAY_TRAIN_EXPECTED_GPUS"
 ENV_EXPECTED_GPUS_FILE = "EKS_RAY_TRAIN_EXPECTED_GPUS_FILE"
 ENV_GPUS_PER_NODE = "EKS_RAY_TRAIN_GPUS_PER_NODE"
 ENV_INSTANCE_TYPE = "EKS_RAY_TRAIN_INSTANCE_TYPE"
@@ -39,6 +40,11 @@ GCS_PORT = 6379
 DASHBOARD_PORT = 8265
 CLIENT_PORT = 10001
 METRICS_PORT = 8080
+
+
+def hf_cache_claim(ray_cluster_name: str) -> str:
+    """Name of the claim on the nodes' folder for downloaded models and datasets."""
+    return f"{ray_cluster_name}-hf-cache"
 
 
 def cluster_facts_name(ray_cluster_name: str) -> str:

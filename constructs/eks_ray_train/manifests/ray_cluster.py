@@ -29,7 +29,8 @@ class WorkerGroup:
 
     ``replicas`` is a plain number or a CDK token. ``taints`` are those of the node group: each becomes a toleration.
     ``instance_type`` (absent: nothing is known of the nodes) reaches the pods as EKS_RAY_TRAIN_INSTANCE_TYPE; a pod size that a
-    node of that type cannot hold, or that leaves GPUs idle, is a SettingsError.
+    node of that type cannot hold, or that leaves GPUs idle, is a SettingsError. ``cache_dir``: folder on the nodes' local disks
+    that outlives pods, for the Hugging Face cache; absent: the cache lives on the node's disk as long as its pod.
     """
 
     name: str
@@ -38,6 +39,7 @@ class WorkerGroup:
     node_selector: Mapping[str, str] = field(default_factory=dict)
     taints: tuple[Taint, ...] = (GPU_TAINT,)
     instance_type: str | None = None
+    cache_dir: str | None = None
 
     def __post_init__(self) -> None:
         row = CATALOGUE.get(self.instance_type or "")
@@ -112,8 +114,19 @@ class RayClusterSpec:
             problems.append(
                 "a worker group's replicas is known only at deploy time, so replicas x GPUs cannot be computed; give expected_gpus"
             )
+        folders = sorted({group.cache_dir for group in self.workers if group.cache_dir})
+        if len(folders) > 1:
+            problems.append(
+                f"RayCluster {self.name}: the worker groups keep the Hugging Face cache in {' and '.join(folders)}; one claim serves "
+                "them all, so give one cache_dir, or none for some groups"
+            )
         if problems:
             raise SettingsError(problems)
+
+    @property
+    def cache_dir(self) -> str | None:
+        """The nodes' folder for the Hugging Face cache, of the groups that have one."""
+        return next((group.cache_dir for group in self.workers if group.cache_dir), None)
 
     @property
     def gpus(self) -> int | str:
@@ -204,6 +217,7 @@ def _worker_group(spec: RayClusterSpec, parts: PodParts, group: WorkerGroup) -> 
             socket_ifname=spec.socket_ifname,
             host_network=spec.host_network,
             grace_period_seconds=spec.grace_period_seconds,
+            hf_cache_claim=names.hf_cache_claim(spec.name) if group.cache_dir else None,
         ),
     }
 

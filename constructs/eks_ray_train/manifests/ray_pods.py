@@ -93,16 +93,18 @@ def worker_pod(
     socket_ifname: str | None,
     host_network: bool,
     grace_period_seconds: int,
+    hf_cache_claim: str | None = None,
 ) -> dict[str, Any]:
     """A worker's pod template: one pod takes a whole node's GPUs and EFA interfaces. Devices come only from the resource
-    request: a hostPath of /dev/infiniband would also show devices that are not EFA."""
+    request: a hostPath of /dev/infiniband would also show devices that are not EFA. ``hf_cache_claim`` absent: what the hub's
+    libraries download goes with the pod."""
     env = {**transport_env(socket_ifname=socket_ifname, host_network=host_network), **worker_facts}
     if size.gpus == 0:
         env["NVIDIA_VISIBLE_DEVICES"] = "void"
     container = _container("ray-worker", parts, size, env)
     container["ports"] = [{"name": "metrics", "containerPort": names.METRICS_PORT}]
     container["lifecycle"] = {"preStop": {"exec": {"command": drain_hook(grace_period_seconds=grace_period_seconds)}}}
-    template = _template(parts, container, size, node_selector, taints)
+    template = _template(parts, container, size, node_selector, taints, hf_cache_claim=hf_cache_claim)
     template["spec"]["terminationGracePeriodSeconds"] = grace_period_seconds
     if host_network:
         template["spec"]["hostNetwork"] = True
@@ -138,6 +140,7 @@ def _container(name: str, parts: PodParts, size: PodSize, env: Mapping[str, str]
         {"name": "cluster-facts", "mountPath": names.CLUSTER_FACTS_DIR, "readOnly": True},
         {"name": "shared-memory", "mountPath": "/dev/shm"},
         {"name": "ray-tmp", "mountPath": names.RAY_TMP},
+        {"name": "hf-cache", "mountPath": names.HF_CACHE_DIR},
     ]
     if parts.fsx_claim is not None:
         mounts.append({"name": "fsx", "mountPath": names.FSX_MOUNT})
@@ -161,6 +164,7 @@ def _environment(parts: PodParts, env: Mapping[str, str]) -> list[dict[str, Any]
     # ConfigMap would keep its first value for the pod's life. The kubelet refreshes the file.
     plain[names.ENV_EXPECTED_GPUS_FILE] = names.EXPECTED_GPUS_FILE
     plain[names.ENV_CHECKPOINTED_FILE] = names.CHECKPOINTED_FILE
+    plain["HF_HOME"] = names.HF_CACHE_DIR
     if parts.storage_path is not None:
         plain[names.ENV_STORAGE_PATH] = parts.storage_path
     if parts.region is not None:
@@ -174,7 +178,13 @@ def _environment(parts: PodParts, env: Mapping[str, str]) -> list[dict[str, Any]
 
 
 def _template(
-    parts: PodParts, container: dict[str, Any], size: PodSize, node_selector: Mapping[str, str], taints: Sequence[Taint]
+    parts: PodParts,
+    container: dict[str, Any],
+    size: PodSize,
+    node_selector: Mapping[str, str],
+    taints: Sequence[Taint],
+    *,
+    hf_cache_claim: str | None = None,
 ) -> dict[str, Any]:
     volumes: list[dict[str, Any]] = [
         {"name": "job", **_job_volume(parts)},
@@ -184,6 +194,10 @@ def _template(
         # share memory here too; the default of 64 MB ends in "No space left on device".
         {"name": "shared-memory", "emptyDir": {"medium": "Memory", "sizeLimit": f"{max(size.memory_gib // 2, 1)}Gi"}},
         {"name": "ray-tmp", "emptyDir": {}},
+        {
+            "name": "hf-cache",
+            **({"persistentVolumeClaim": {"claimName": hf_cache_claim}} if hf_cache_claim else {"emptyDir": {}}),
+        },
     ]
     if parts.fsx_claim is not None:
         volumes.append({"name": "fsx", "persistentVolumeClaim": {"claimName": parts.fsx_claim}})
