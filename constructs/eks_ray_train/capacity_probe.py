@@ -6,7 +6,6 @@ layer. The handler is told everything (zones, subnets, vCPUs, quota code, counts
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from typing import Any, Literal, cast
 
@@ -17,6 +16,7 @@ from aws_cdk import aws_events_targets as targets
 from aws_cdk import aws_lambda as lambda_
 from constructs import Construct
 
+from .capacity.model import RESERVATION_ID
 from .capacity_function import CapacityFunction
 from .errors import SettingsError
 
@@ -212,7 +212,7 @@ def _problems(capacity: str, node_count: int, reservation_id: str | None, *, str
             "(or to block for a Capacity Block), or leave the id out"
         )
     literal = reservation_id if reservation_id and not Token.is_unresolved(reservation_id) else None
-    if literal and not re.fullmatch(r"cr-[0-9a-f]{8,17}", literal):
+    if literal and not RESERVATION_ID.fullmatch(literal):
         problems.append(
             f"capacity_reservation_id must be an id such as cr-0123456789abcdef0, got {literal!r}; "
             "ARNs and resource groups are not supported: give the reservation's id"

@@ -92,10 +92,6 @@ class InstanceType:
         return "L-417A185B" if self.name.startswith("p") else "L-DB2E81BA"
 
     @property
-    def quota_name(self) -> str:
-        return "Running On-Demand P instances" if self.name.startswith("p") else "Running On-Demand G and VT instances"
-
-    @property
     def network_interfaces(self) -> tuple[NetworkInterface, ...]:
         """The launch template's layout: ENA on card 0 device 0, ``efa-only`` everywhere else, as many EFA interfaces as
         the type's maximum. Where there is one EFA less than cards, card 0 is ENA only.
@@ -220,7 +216,7 @@ _UNSUPPORTED_FAMILIES = {
     "p3": ("its V100 GPUs (sm_70) are not supported by CUDA 13, which starts at sm_75", "p4d.24xlarge"),
     "p3dn": ("its V100 GPUs (sm_70) are not supported by CUDA 13, which starts at sm_75", "p4d.24xlarge"),
     "p6e-gb200": ("it is an arm64 host and the Ray Train image is x86_64 only", "p6-b200.48xlarge"),
-    "p6e-gb300": ("it is an arm64 host and the Ray Train image is x86_64 only", "p6-b300.48xlarge"),
+    "p6e-gb300": ("it is an arm64 host and the Ray Train image is x86_64 only", "p6-b200.48xlarge"),
 }
 
 
@@ -246,15 +242,17 @@ def get_instance_type(
         reason, nearest = _UNSUPPORTED_FAMILIES[family]
         raise SettingsError(f"{asked_by} {name} cannot be used: {reason}; use {nearest}, the nearest type that works")
     with_efa = [row.name for row in _ROWS if row.family == family]
+    # A suggestion must work as it is (no type that accept_unverified_layout alone permits) and be near.
+    verified = [row.name for row in _ROWS if row.layout_verified]
     if with_efa and family.startswith("g") and size in _SMALL_SIZES:
         raise SettingsError(
-            f"gpu_instance_type {name} has no EFA; the types of the family {family} with EFA are {', '.join(with_efa)}: "
-            f"set gpu_instance_type to {with_efa[0]}"
+            f"{asked_by} {name} has no EFA; the types of the family {family} with EFA are {', '.join(with_efa)}: "
+            f"use {next((n for n in with_efa if n in verified), verified[0])}"
         )
-    close = difflib.get_close_matches(name, with_efa or CATALOGUE, n=1, cutoff=0.0) if name else []
+    close = difflib.get_close_matches(name, [n for n in with_efa if n in verified] or verified, n=1)
     hint = f"; the nearest known name is {close[0]}" if close else ""
     raise SettingsError(
-        f"gpu_instance_type must be an EC2 GPU instance type with EFA, got {name!r}{hint}; known: {', '.join(CATALOGUE)}"
+        f"{asked_by} must be an EC2 GPU instance type with EFA, got {name!r}{hint}; use one of {', '.join(verified)}"
     )
 
 

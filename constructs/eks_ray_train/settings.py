@@ -108,6 +108,7 @@ class Settings:
     max_hours: int = 12  # spending limit of the GPU nodes; 0: none
     storage: Literal["s3", "fsx", "none"] = "s3"
     keep_storage: bool = True
+    data_buckets: tuple[str, ...] = ()  # s3://bucket/prefix or S3 ARNs that the job may read besides; empty: its own prefix only
     ami_family: Literal["al2023", "bottlerocket"] = "al2023"
     placement_group: bool = False
     node_repair: bool = True

@@ -7,12 +7,15 @@ import ipaddress
 import re
 import typing
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, get_args, get_origin
 
+from .capacity.model import RESERVATION_ID
+from .data_locations import data_location
 from .errors import SettingsError
 from .instances import get_instance_type, get_system_instance_type
 from .system_sizing import required_system_nodes
-from .versions import KUBERNETES_RELEASES, TOKEN_AUTH_MIN_RAY, minor_of, ray_version_tuple
+from .versions import KUBECTL_LAYERS, KUBERNETES_RELEASES, TOKEN_AUTH_MIN_RAY, minor_of, ray_version_tuple
 
 if TYPE_CHECKING:
     from .settings import Settings
@@ -20,7 +23,6 @@ if TYPE_CHECKING:
 _DNS_1035 = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 _CLUSTER_NAME = re.compile(r"[0-9A-Za-z][0-9A-Za-z_-]*")
 _PRINCIPAL = re.compile(r"arn:aws[a-z-]*:iam::\d{12}:(role|user)/.+")
-_RESERVATION = re.compile(r"cr-[0-9a-f]{8,17}")
 _RESERVATION_GROUP = re.compile(r"arn:aws[a-z-]*:resource-groups:[^:]+:\d{12}:group/.+")
 _ZONE = re.compile(r"[a-z]{2}(-[a-z]+)+-\d[a-z]")
 _REGION = re.compile(r"[a-z]{2}(-[a-z]+)+-\d")
@@ -37,6 +39,8 @@ _EXISTING_CLUSTER_KEYS = {
 _EXISTING_CLUSTER_LISTS = ("availability_zones", "private_subnet_ids")
 # A year: the claim adds the hours to a date, and a limit beyond is none.
 MAX_HOURS = 8760
+# https://docs.aws.amazon.com/eks/latest/userguide/service-quotas.html: 450 nodes a managed node group.
+MAX_SYSTEM_NODES = 449
 
 
 def _literals(s: Settings) -> Iterator[str]:
@@ -72,6 +76,11 @@ def _counts(s: Settings) -> Iterator[str]:
         yield f"gpu_node_count must be at least 1, got {s.gpu_node_count}; set gpu_node_count in cdk.json (no nodes: cdk destroy)"
     if s.gpu_node_count > 450:
         yield f"gpu_node_count must be at most 450 (nodes of one managed node group), got {s.gpu_node_count}; lower gpu_node_count in cdk.json"
+    if s.system_node_count is not None and s.system_node_count > MAX_SYSTEM_NODES:
+        yield (
+            f"system_node_count must be at most {MAX_SYSTEM_NODES} (a managed node group holds {MAX_SYSTEM_NODES + 1}, and an update needs "
+            f"one more), got {s.system_node_count}; leave it out to get the number that is needed"
+        )
     if s.max_hours > MAX_HOURS:
         yield f"max_hours must be at most {MAX_HOURS} (a year), got {s.max_hours}; set max_hours in cdk.json (0 means no spending limit)"
     if s.max_hours < 0:
@@ -133,7 +142,12 @@ def _versions(s: Settings) -> Iterator[str]:
                 f"set ray_version and a dlc_image that has it"
             )
     if s.kubectl_layer is not None and not re.fullmatch(r"v\d{2}", s.kubectl_layer):
-        yield f"kubectl_layer must look like v36 (or be left out: the cluster's own minor), got {s.kubectl_layer!r}"
+        yield f"kubectl_layer must look like v36 (or be left out: the cluster's own minor), got {s.kubectl_layer!r}; set kubectl_layer in cdk.json"
+    elif s.kubectl_layer is not None and int(s.kubectl_layer[1:]) not in KUBECTL_LAYERS:
+        yield (
+            f"kubectl_layer must be v{KUBECTL_LAYERS[0]} to v{KUBECTL_LAYERS[-1]} (packages that exist), got {s.kubectl_layer!r}; "
+            f"leave it out to get the cluster's own minor"
+        )
     for name in ("kuberay_version", "nvidia_device_plugin_version", "efa_device_plugin_version"):
         if not re.fullmatch(r"v?\d+\.\d+\.\d+([-+].+)?", getattr(s, name)):
             yield f"{name} must be a chart version such as 1.7.0, got {getattr(s, name)!r}; set {name} in cdk.json or leave it out"
@@ -168,9 +182,9 @@ def _capacity(s: Settings) -> Iterator[str]:
     if rid and s.capacity not in ("reservation", "block"):
         yield f"capacity_reservation_id {rid} is given but capacity is {s.capacity}; set capacity to reservation or block"
     if rid and _RESERVATION_GROUP.fullmatch(rid):
-        yield f"capacity_reservation_id must be one reservation's id (cr-…); resource groups are not supported, got {rid!r}"
-    elif rid and not _RESERVATION.fullmatch(rid):
-        yield f"capacity_reservation_id must look like cr-0123456789abcdef0, got {rid!r}"
+        yield f"capacity_reservation_id must be one reservation's id (cr-…); resource groups are not supported, got {rid!r}; set the id of a reservation of the group"
+    elif rid and not RESERVATION_ID.fullmatch(rid):
+        yield f"capacity_reservation_id must look like cr-0123456789abcdef0, got {rid!r}; `eks-ray-train capacity find` lists yours"
     if s.placement_group and s.capacity in ("reservation", "block", "hold"):
         yield (
             f"placement_group with capacity {s.capacity} needs a reservation that was created inside that placement group; "
@@ -193,7 +207,20 @@ def _access(s: Settings) -> Iterator[str]:
         except ValueError:
             yield f"public_access_cidrs must be IP networks such as 203.0.113.7/32, got {cidr!r}; eks-ray-train init writes yours"
     if s.hf_token_secret_arn and not re.fullmatch(r"arn:aws[a-z-]*:secretsmanager:[^:]+:\d{12}:secret:.+", s.hf_token_secret_arn):
-        yield f"hf_token_secret_arn must be a Secrets Manager ARN (the token itself never goes into settings), got {s.hf_token_secret_arn!r}"
+        yield (
+            f"hf_token_secret_arn must be a Secrets Manager ARN (the token itself never goes into settings), got {s.hf_token_secret_arn[:60]!r}; "
+            "store it with `aws secretsmanager create-secret` and set the ARN that this prints"
+        )
+
+
+def _data(s: Settings) -> Iterator[str]:
+    for text in s.data_buckets:
+        try:
+            data_location(text)
+        except SettingsError as error:
+            yield from error.problems
+    if len(set(s.data_buckets)) != len(s.data_buckets):
+        yield "data_buckets names a place twice; name each once"
 
 
 def _images(s: Settings) -> Iterator[str]:
@@ -206,7 +233,12 @@ def _images(s: Settings) -> Iterator[str]:
         if key not in _CHART_KEYS:
             yield f"chart_repositories has keys {', '.join(_CHART_KEYS)}, got {key!r}; use one of these"
         elif not isinstance(value, str) or not re.match(r"(https://|oci://).+|.+\.tgz$", value):
-            yield f"chart_repositories.{key} must be an https:// or oci:// address or the path of a .tgz, got {value!r}"
+            yield f"chart_repositories.{key} must be an https:// or oci:// address or the path of a .tgz, got {value!r}; leave it out to get the public one"
+        elif value.endswith(".tgz") and "://" not in value and not Path(value).is_file():
+            yield (
+                f"chart_repositories.{key} must be the path of a chart archive, got {value!r}, which is no file here; correct the path "
+                f"(relative to the application's folder), or fetch it with `helm pull`"
+            )
     if s.container_mirror is not None and not re.fullmatch(r"[a-z0-9.-]+\.[a-z]+(/[a-z0-9._/-]+)?", s.container_mirror):
         yield (
             f"container_mirror must be a registry with an optional prefix (no scheme, no trailing /), got {s.container_mirror!r}; "
@@ -241,7 +273,7 @@ def _existing(s: Settings) -> Iterator[str]:
 
 
 _RULES: tuple[Callable[[Settings], Iterator[str]], ...] = (
-    _literals, _names, _counts, _instances, _versions, _zones, _capacity, _access, _images, _existing,
+    _literals, _names, _counts, _instances, _versions, _zones, _capacity, _access, _data, _images, _existing,
 )  # fmt: skip
 
 

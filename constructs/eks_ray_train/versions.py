@@ -83,6 +83,10 @@ def ray_version_tuple(version: str) -> tuple[int, int, int]:
     return int(parts[0]), int(parts[1]), int(parts[2])
 
 
+# Minor versions whose layer is on PyPI (aws-cdk.lambda-layer-kubectl-vNN) and reaches a version that EKS still had in 2026.
+KUBECTL_LAYERS = range(30, minor_of(max(KUBERNETES_RELEASES, key=minor_of)) + 2)
+
+
 @dataclass(frozen=True, kw_only=True)
 class KubectlLayer:
     """The PyPI package that brings kubectl and Helm of one minor version to the deploy's handler."""

@@ -48,20 +48,20 @@ def test_a_run_that_ends_before_the_limit_is_not_asked_about(
     deployed: Deployed, steps: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     limit_in(deployed, hours=2)
-    assert main(["submit", "--no-gate", "--json", "--", *steps]) == 0
+    assert main(["submit", "--detach", "--json", "--", *steps]) == 0
     assert "spending limit: the GPU nodes are drained at" in capsys.readouterr().err
 
 
 def test_the_drain_and_not_the_last_minute_is_what_a_run_must_end_before(deployed: Deployed) -> None:
     limit_in(deployed, minutes=14)
-    assert main(["submit", "--no-gate", "--json", "--", "--steps", "1"]) == 2
+    assert main(["submit", "--detach", "--json", "--", "--steps", "1"]) == 2
     limit_in(deployed, minutes=17)
-    assert main(["submit", "--no-gate", "--json", "--", "--steps", "1"]) == 0
+    assert main(["submit", "--detach", "--json", "--", "--steps", "1"]) == 0
 
 
 def test_yes_agrees_beforehand(deployed: Deployed) -> None:
     limit_in(deployed, hours=2)
-    assert main(["submit", "--yes", "--no-gate", "--json", "--", "--steps", "100000"]) == 0
+    assert main(["submit", "--yes", "--detach", "--json", "--", "--steps", "100000"]) == 0
     assert len(deployed.ray.jobs) == 1
 
 
@@ -72,7 +72,7 @@ def test_at_a_terminal_the_answer_decides(
     limit_in(deployed, hours=2)
     monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
     monkeypatch.setattr(sys.stdin, "readline", lambda: answer, raising=False)
-    assert main(["submit", "--no-gate", "--", "--steps", "100000"]) == code
+    assert main(["submit", "--detach", "--", "--steps", "100000"]) == code
     assert "Go on? [y/N]" in capsys.readouterr().err
     assert len(deployed.ray.jobs) == (code == 0)
 
@@ -100,7 +100,7 @@ def test_without_a_limit_that_can_be_read_nobody_is_asked(
     deployed: Deployed, stacks: Any, says: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     deployed.cloud.stacks = stacks
-    assert main(["submit", "--no-gate", "--json", "--", "--steps", "100000"]) == 0
+    assert main(["submit", "--detach", "--json", "--", "--steps", "100000"]) == 0
     error = capsys.readouterr().err
     assert ("the spending limit is not known" in error) == bool(says) and says in error
 
@@ -109,7 +109,7 @@ def test_a_model_that_the_plan_does_not_know_leaves_the_length_open(
     deployed: Deployed, capsys: pytest.CaptureFixture[str]
 ) -> None:
     limit_in(deployed, hours=2)
-    assert main(["submit", "--no-gate", "--json", "--", "--model_id", "some/model", "--steps", "100000"]) == 0
+    assert main(["submit", "--detach", "--json", "--", "--model_id", "some/model", "--steps", "100000"]) == 0
     assert "how long the run takes is not known (--model some/model: its shape is not shipped" in capsys.readouterr().err
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import re
 
 import pytest
 
@@ -82,6 +83,7 @@ def test_gpudirect_rdma_is_where_the_plugin_demands_it() -> None:
         ("g5g.16xlarge", ["arm64"]),
         ("p3.16xlarge", ["V100"]),
         ("p5.2xlarge", ["'p5.2xlarge'", "nearest known name is p5.4xlarge"]),
+        ("p6e-gb300.36xlarge", ["arm64", "p6-b200.48xlarge"]),
         ("", ["got ''"]),
         ("m7i.xlarge", ["got 'm7i.xlarge'"]),
     ],
@@ -91,6 +93,16 @@ def test_type_that_cannot_work_says_why_and_names_the_nearest(name: str, parts: 
         get_instance_type(name)
     for part in parts:
         assert part in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["foo", "x", "p6-b300", "g7.xlarge", "g7.2xlarge", "p6-b300.24xlarge", "p6e-gb300.36xlarge", "m7i.xlarge"])
+@pytest.mark.parametrize("accept", [False, True])
+def test_only_types_that_work_as_they_are_are_suggested(name: str, accept: bool) -> None:
+    with pytest.raises(SettingsError) as caught:
+        get_instance_type(name, accept_unverified_layout=accept)
+    named = re.findall(r"(?:nearest known name is|use one of|use) ([a-z][\w-]*\.\w+)", str(caught.value))
+    assert named and set(named) <= {row.name for row in CATALOGUE.values() if row.layout_verified}
+    assert name != "foo" or "nearest" not in str(caught.value)
 
 
 def test_catalogue_equals_the_checked_facts(shared_dir) -> None:

@@ -6,6 +6,7 @@ import datetime as dt
 import json
 import re
 from dataclasses import fields
+from pathlib import Path
 
 import pytest
 
@@ -46,7 +47,10 @@ def test_defaults_have_no_warning_while_their_kubernetes_is_in_standard_support(
     assert Settings().warnings(dt.date(2026, 11, 29)) == []
 
 
-def test_text_from_the_command_line_is_coerced_to_each_type() -> None:
+def test_text_from_the_command_line_is_coerced_to_each_type(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "charts").mkdir()
+    (tmp_path / "charts" / "kuberay.tgz").touch()
+    monkeypatch.chdir(tmp_path)
     settings = from_mapping(
         {
             "gpu_node_count": "4",
@@ -54,6 +58,7 @@ def test_text_from_the_command_line_is_coerced_to_each_type() -> None:
             "availability_zones": "us-east-2a,us-east-2b",
             "admin_principals": '["arn:aws:iam::123456789012:role/x/admin"]',
             "chart_repositories": '{"kuberay": "charts/kuberay.tgz"}',
+            "data_buckets": "s3://data/text,arn:aws:s3:::more",
             "region": "",
         }
     )
@@ -62,6 +67,7 @@ def test_text_from_the_command_line_is_coerced_to_each_type() -> None:
     assert settings.availability_zones == ("us-east-2a", "us-east-2b")
     assert settings.admin_principals == ("arn:aws:iam::123456789012:role/x/admin",)
     assert settings.chart_repositories == {"kuberay": "charts/kuberay.tgz"}
+    assert settings.data_buckets == ("s3://data/text", "arn:aws:s3:::more")
     assert settings.region is None
 
 
@@ -69,6 +75,13 @@ def test_text_from_the_command_line_is_coerced_to_each_type() -> None:
     ("values", "says"),
     [
         ({"gpu_node_count": 0}, ["gpu_node_count must be at least 1", "got 0", "cdk.json"]),
+        ({"system_node_count": 10**9}, ["system_node_count must be at most 449", "got 1000000000", "leave it out"]),
+        ({"kubectl_layer": "v99"}, ["kubectl_layer must be v30 to v37", "'v99'", "leave it out"]),
+        ({"chart_repositories": {"efa": "nowhere/efa.tgz"}}, ["chart_repositories.efa", "'nowhere/efa.tgz'", "no file here"]),
+        ({"data_buckets": ["my-data"]}, ["data_buckets must hold s3://", "'my-data'", "for example s3://my-data/text"]),
+        ({"data_buckets": ["s3://B/x"]}, ["'B' in 's3://B/x' is no name of a bucket"]),
+        ({"data_buckets": ["s3://data/a*/b"]}, ["has a wildcard", "name the folder"]),
+        ({"data_buckets": ["s3://data/a", "s3://data/a"]}, ["data_buckets names a place twice"]),
         ({"gpu_node_count": "two"}, ["gpu_node_count must be a whole number", "'two'"]),
         ({"gpu_node_count": True}, ["gpu_node_count must be a whole number", "True"]),
         ({"gpu_node_count": 2.5}, ["gpu_node_count must be a whole number", "2.5"]),

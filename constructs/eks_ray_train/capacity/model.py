@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -21,6 +22,10 @@ EXCLUDED_ZONE_IDS = frozenset({"use1-az3", "usw1-az2", "cac1-az3"})
 
 #: Format that EventBridge Scheduler wants inside ``at(...)``, always UTC here.
 TIME_FORMAT = "%Y-%m-%dT%H:%M:%S"
+
+
+#: https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/resource-ids.html
+RESERVATION_ID = re.compile(r"cr-[0-9a-f]{8,17}")
 
 
 class CapacityError(Exception):

@@ -237,13 +237,16 @@ def run_check(args: argparse.Namespace) -> int:
     from eks_ray_train.capacity.aws import AWS_ERRORS, explain
     from eks_ray_train.capacity.check import describe_misfits, misfits
     from eks_ray_train.capacity.limit import limit_after
-    from eks_ray_train.capacity.model import Mode
+    from eks_ray_train.capacity.model import RESERVATION_ID, Mode
     from eks_ray_train.capacity.offers import availability_zones
     from eks_ray_train.capacity.reservations import read
     from eks_ray_train.cli import capacity_view as view
 
-    if not args.id.startswith("cr-"):
-        raise UsageError(f"ID must be a reservation's id such as cr-0123456789abcdef0, got {args.id!r}")
+    if not RESERVATION_ID.fullmatch(args.id):
+        raise UsageError(
+            f"ID must be a reservation's id such as cr-0123456789abcdef0 (8 or 17 hexadecimal digits), got {args.id!r}; "
+            "`eks-ray-train capacity find` lists yours"
+        )
     settings, need = _asked(args)
     account = open_account(args.region or settings.region)
     aws = account.aws_of(account.home)
