@@ -5,16 +5,19 @@ import sys
 from pathlib import Path
 
 from eks_ray_train import Settings, SettingsError, load_settings
-from eks_ray_train.node_runtime import use_bundled_node
+from eks_ray_train.node_runtime import exit_quietly_on_interrupt, use_bundled_node
 from eks_ray_train.settings import read_cdk_json
 
 use_bundled_node()
+if __name__ == "__main__":
+    exit_quietly_on_interrupt()
 
 from aws_cdk import App, Environment  # noqa: E402
 
 from stacks import EksStack, NetworkStack, TrainingStack  # noqa: E402
 
 ROOT = Path(__file__).resolve().parent
+OUTDIR = os.environ.get("CDK_OUTDIR", str(ROOT / "cdk.out"))
 
 
 def build(app: App, settings: Settings, env: Environment) -> None:
@@ -26,13 +29,10 @@ def build(app: App, settings: Settings, env: Environment) -> None:
 if __name__ == "__main__":
     try:
         # For plain `python app.py`; the CDK CLI's own context wins. A flag in it turns CDK's template validation into errors.
-        context = read_cdk_json(ROOT / "cdk.json")
-        app = App(
-            context=context, analytics_reporting=False, outdir=os.environ.get("CDK_OUTDIR", str(ROOT / "cdk.out"))
-        )
+        app = App(context=read_cdk_json(ROOT / "cdk.json"), analytics_reporting=False, outdir=OUTDIR)
         settings = load_settings(ROOT / "cdk.json", app.node.get_all_context())
-        account, region = os.environ.get("CDK_DEFAULT_ACCOUNT"), os.environ.get("CDK_DEFAULT_REGION")
-        build(app, settings, Environment(account=account, region=settings.region or region))
+        region = settings.region or os.environ.get("CDK_DEFAULT_REGION")
+        build(app, settings, Environment(account=os.environ.get("CDK_DEFAULT_ACCOUNT"), region=region))
         app.synth()
     except SettingsError as error:
         print(f"eks-ray-train: {error}", file=sys.stderr)

@@ -43,7 +43,7 @@ class EksStack(Stack):
                 "The cluster's endpoint is private: submit and kubectl reach it from inside the VPC or through a tunnel. "
                 "eks-ray-train init writes your address to public_access_cidrs."
             )
-        system_nodes = SystemNodeGroup(
+        self.system_nodes = SystemNodeGroup(
             self,
             "SystemNodes",
             cluster=self.cluster,
@@ -57,7 +57,7 @@ class EksStack(Stack):
             self,
             "Addons",
             cluster=self.cluster,
-            system_nodes=system_nodes.ready,
+            system_nodes=self.system_nodes.ready,
             basic=own,
             lustre=settings.storage == "fsx",
             cloudwatch=settings.observability == "cloudwatch",
@@ -76,7 +76,7 @@ class EksStack(Stack):
             "KubeRay",
             cluster=self.cluster,
             version=settings.kuberay_version,
-            depends_on=system_nodes.ready,
+            depends_on=self.system_nodes.ready,
             chart_repositories=settings.chart_repositories,
         )
         CfnOutput(

@@ -65,7 +65,7 @@ class TrainingStack(Stack):
             ami_family=settings.ami_family,
             placement_group=settings.placement_group,
             node_repair=settings.node_repair,
-            container_mirror=settings.container_mirror,
+            role=eks.system_nodes.role,
             accept_unverified_layout=settings.accept_unverified_layout,
         )
         storage = make_storage(
@@ -91,6 +91,7 @@ class TrainingStack(Stack):
             image=settings.dlc_image,
             ray_version=settings.ray_version,
             storage=storage,
+            data_buckets=settings.data_buckets,
             hf_token_secret_arn=settings.hf_token_secret_arn,
             container_mirror=settings.container_mirror,
             queue_name=settings.queue_name,

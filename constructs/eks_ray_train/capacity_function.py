@@ -30,6 +30,11 @@ class CapacityFunction(Construct):
             removal_policy=RemovalPolicy.DESTROY,
             encryption_key=log_key(self),
         )
+        # Roles of our own: AWS's managed policy for functions lets them write, and make, any log group.
+        role, framework_role = (
+            iam.Role(self, id, assumed_by=iam.ServicePrincipal("lambda.amazonaws.com"))
+            for id in ("Role", "FrameworkRole")
+        )
         self.function = lambda_.Function(
             self,
             "Function",
@@ -42,16 +47,36 @@ class CapacityFunction(Construct):
             memory_size=256,
             timeout=Duration.minutes(10),
             log_group=log_group,
+            role=role,
         )
         for statement in _statements(Stack.of(self), instance_type, quota_code, spends=spends):
             self.function.add_to_role_policy(statement)
-        self._provider = cr.Provider(self, "Provider", on_event_handler=self.function, log_group=log_group)
+        self._provider = cr.Provider(
+            self,
+            "Provider",
+            on_event_handler=self.function,
+            log_group=log_group,
+            framework_on_event_role=framework_role.without_policy_updates(),
+        )
+        # Exactly this function and this log group: the CDK's own grant is for any version of the function.
+        write = iam.PolicyStatement(
+            actions=["logs:CreateLogStream", "logs:PutLogEvents"], resources=[log_group.log_group_arn]
+        )
+        call = iam.PolicyStatement(
+            actions=["lambda:InvokeFunction", "lambda:GetFunction"], resources=[self.function.function_arn]
+        )
+        self._may_write = iam.Policy(self, "WriteLogs", roles=[role, framework_role], statements=[write])
+        may_call = iam.Policy(self, "CallFunction", roles=[framework_role], statements=[call])
+        framework = self._provider.node.find_child("framework-onEvent")
+        # Not the custom resources alone: a permission takes some seconds until it is known everywhere.
+        framework.node.add_dependency(may_call)
         suppress(self.function, "capacity-function")
-        suppress(self._provider.node.find_child("framework-onEvent"), "capacity-framework")
+        suppress(role, "capacity-function")
+        suppress(framework, "capacity-framework")
 
     def resource(self, id: str, resource_type: str, properties: dict[str, Any]) -> CustomResource:
         """A custom resource beside the handler; CloudFormation gives up waiting when the framework would."""
-        return CustomResource(
+        made = CustomResource(
             self._owner,
             id,
             resource_type=resource_type,
@@ -59,6 +84,8 @@ class CapacityFunction(Construct):
             service_timeout=Duration.minutes(16),
             properties=properties,
         )
+        made.node.add_dependency(self._may_write)
+        return made
 
 
 def _statements(stack: Stack, instance_type: str, quota_code: str, *, spends: bool) -> list[iam.PolicyStatement]:

@@ -18,7 +18,7 @@ from .errors import SettingsError
 from .instances import AmiFamily, InstanceType, get_instance_type
 from .node_labels import GPU_NODE_SELECTOR, GPU_PRESENT_LABEL, GPU_TAINT, Taint
 from .node_template import MIN_GPU_DISK_GIB, metadata_options, node_role, tag_specifications, volumes
-from .node_user_data import node_user_data
+from .node_user_data import LOCAL_NVME_DIR, node_user_data
 
 Capacity = Literal["probe", "hold", "reservation", "block", "none"]
 
@@ -49,7 +49,9 @@ class EfaGpuNodeGroup(Construct):
     :param placement_group: put the nodes into a new cluster placement group.
     :param node_repair: EKS replaces broken nodes, one at a time, never for a fault that the application caused.
     :param taints: further taints; workers and device plugins of this library tolerate them.
-    :param container_mirror: ECR registry whose pull-through cache serves the images; default: no extra permission.
+    :param role: the nodes' role, for example :attr:`SystemNodeGroup.role`, which has the same permissions; default: a new one.
+    :param container_mirror: ECR registry whose pull-through cache serves the images: a new role gets what that needs; default: no
+        extra permission.
     :param device_plugins: the cluster's plugins, which then tolerate ``taints``; default: those this library installed on
         ``cluster`` in the same app, if any.
     """
@@ -78,6 +80,7 @@ class EfaGpuNodeGroup(Construct):
         node_repair: bool = True,
         labels: Mapping[str, str] | None = None,
         taints: Sequence[Taint] = (),
+        role: iam.IRole | None = None,
         container_mirror: str | None = None,
         device_plugins: DevicePlugins | None = None,
         accept_unverified_layout: bool = False,
@@ -95,6 +98,7 @@ class EfaGpuNodeGroup(Construct):
             gpus=gpus,
             disk_size_gib=disk_size_gib,
             placement_group=placement_group,
+            permits_mirror=role is None or container_mirror is None,
         )
         super().__init__(scope, id)
         self.cluster = cluster
@@ -111,7 +115,7 @@ class EfaGpuNodeGroup(Construct):
             security_group=security_group,
             manage_rules=manage_security_group_rules,
         )
-        self.role: iam.Role = node_role(self, "Role", container_mirror=container_mirror)
+        self.role: iam.IRole = role or node_role(self, "Role", container_mirror=container_mirror)
         self.launch_template = ec2.CfnLaunchTemplate(
             self,
             "LaunchTemplate",
@@ -138,6 +142,11 @@ class EfaGpuNodeGroup(Construct):
     @property
     def node_group_arn(self) -> str:
         return self.node_group.attr_arn
+
+    @property
+    def cache_dir(self) -> str | None:
+        """Folder of the nodes' NVMe disks that outlives pods; None where the type has none known, or Bottlerocket mounts it."""
+        return LOCAL_NVME_DIR if self.instance.local_nvme_gb and self.ami_family == "al2023" else None
 
     @property
     def total_gpus(self) -> int:
@@ -235,8 +244,14 @@ def _check(
     gpus: int | None,
     disk_size_gib: int,
     placement_group: bool,
+    permits_mirror: bool,
 ) -> None:
     problems = []
+    if not permits_mirror:
+        problems.append(
+            "container_mirror adds permissions to a role made here, but role is given; leave container_mirror out and give it to whoever "
+            "made the role"
+        )
     if not Token.is_unresolved(node_count) and node_count < 1:
         problems.append(f"node_count must be at least 1, got {node_count}; leave the node group out to have none")
     if gpus is not None and gpus != instance.gpus:

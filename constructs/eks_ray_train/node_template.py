@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 from aws_cdk import CfnTag, Stack
@@ -13,6 +14,11 @@ from .instances import AmiFamily
 from .suppressions import suppress
 
 MIN_GPU_DISK_GIB = 100
+
+# https://docs.aws.amazon.com/AmazonECR/latest/userguide/Registries.html
+_ECR_REGISTRY = re.compile(
+    r"(?P<account>\d{12})\.dkr[.-]ecr(-fips)?\.(?P<region>[a-z0-9-]+)\.(amazonaws\.com(\.cn)?|on\.aws)"
+)
 
 _MANAGED_POLICIES = (
     "AmazonEKSWorkerNodePolicy",
@@ -26,7 +32,8 @@ def node_role(scope: Construct, id: str, *, container_mirror: str | None = None)
     """Role of the nodes: join the cluster, run the CNI, pull from ECR, shell access by SSM (no SSH key anywhere).
 
     ``container_mirror`` (an ECR registry with a pull-through cache, optional repository prefix) adds what the first pull
-    through the cache needs; without it nothing is added.
+    through the cache needs (https://docs.aws.amazon.com/AmazonECR/latest/userguide/pull-through-cache-iam.html); a registry that
+    is none of ECR's, or none at all, adds nothing.
     """
     role = iam.Role(
         scope,
@@ -34,20 +41,19 @@ def node_role(scope: Construct, id: str, *, container_mirror: str | None = None)
         assumed_by=iam.ServicePrincipal("ec2.amazonaws.com"),
         managed_policies=[iam.ManagedPolicy.from_aws_managed_policy_name(name) for name in _MANAGED_POLICIES],
     )
-    if container_mirror and ".dkr.ecr." in container_mirror:
-        registry, _, prefix = container_mirror.partition("/")
-        stack = Stack.of(scope)
+    registry, _, prefix = (container_mirror or "").partition("/")
+    cache = _ECR_REGISTRY.fullmatch(registry)
+    if cache:
+        repositories = Stack.of(scope).format_arn(
+            service="ecr",
+            region=cache["region"],
+            account=cache["account"],  # a registry of another account lets these in by its own policy as well
+            resource="repository",
+            resource_name=f"{prefix}/*" if prefix else "*",
+        )
         role.add_to_policy(
             iam.PolicyStatement(
-                actions=["ecr:BatchImportUpstreamImage", "ecr:CreateRepository"],
-                resources=[
-                    stack.format_arn(
-                        service="ecr",
-                        region=registry.split(".")[3],
-                        resource="repository",
-                        resource_name=f"{prefix}/*" if prefix else "*",
-                    )
-                ],
+                actions=["ecr:BatchImportUpstreamImage", "ecr:CreateRepository"], resources=[repositories]
             )
         )
     suppress(role, "node-role")

@@ -29,6 +29,7 @@ class RayTrainCluster(RayWorkload):
     :param job_dir: the job's folder with ``train.py`` at its top.
     :param operator: the cluster's operator; absent: one is there already, and nothing waits for it.
     :param storage: default ``--storage-path`` of the job and the role to reach it; absent: the job has none.
+    :param data_buckets: ``s3://bucket/prefix`` or S3 ARNs that the job may read besides; absent: its storage's prefix only.
     :param hf_token_secret_arn: Secrets Manager secret with the Hugging Face token: the pods may read it, and find the ARN in
         ``HF_TOKEN_SECRET_ARN``, which the job turns into ``HF_TOKEN``; the value is in no template. Absent: no token.
     :param container_mirror: registry and optional prefix that replaces ``public.ecr.aws``; absent: the public registry.
@@ -53,6 +54,7 @@ class RayTrainCluster(RayWorkload):
         ray_version: str = RAY_VERSION,
         operator: KubeRayOperator | None = None,
         storage: Storage | None = None,
+        data_buckets: Sequence[str] = (),
         hf_token_secret_arn: str | None = None,
         container_mirror: str | None = None,
         queue_name: str | None = None,
@@ -90,6 +92,7 @@ class RayTrainCluster(RayWorkload):
             job=job,
             operator=operator,
             storage=storage,
+            data_buckets=data_buckets,
             hf_token_secret_arn=hf_token_secret_arn,
             metrics_namespace=metrics_namespace,
             create_namespace=create_namespace,

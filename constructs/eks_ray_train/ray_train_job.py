@@ -38,6 +38,7 @@ class RayTrainJob(RayWorkload):
     :param env: variables of the pods; ``job_env``: of the run alone. A change of either starts a new run.
     :param operator: the cluster's operator; absent: one is there already, and nothing waits for it.
     :param storage: default ``--storage-path`` of the job and the role to reach it; absent: the job has none.
+    :param data_buckets: ``s3://bucket/prefix`` or S3 ARNs that the job may read besides; absent: its storage's prefix only.
     :param hf_token_secret_arn: Secrets Manager secret with the Hugging Face token, as in RayTrainCluster; absent: no token.
     :param container_mirror: registry and optional prefix that replaces ``public.ecr.aws``; absent: the public registry.
     :param queue_name: Kueue's LocalQueue: the job is created suspended and Kueue starts it; absent: starts at once.
@@ -66,6 +67,7 @@ class RayTrainJob(RayWorkload):
         ray_version: str = RAY_VERSION,
         operator: KubeRayOperator | None = None,
         storage: Storage | None = None,
+        data_buckets: Sequence[str] = (),
         hf_token_secret_arn: str | None = None,
         container_mirror: str | None = None,
         queue_name: str | None = None,
@@ -111,6 +113,7 @@ class RayTrainJob(RayWorkload):
             job=job,
             operator=operator,
             storage=storage,
+            data_buckets=data_buckets,
             hf_token_secret_arn=hf_token_secret_arn,
             metrics_namespace=metrics_namespace,
             create_namespace=create_namespace,

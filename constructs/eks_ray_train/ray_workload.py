@@ -19,6 +19,7 @@ from .manifests.job_files import JobFiles, job_config_map
 from .manifests.names import CLUSTER_LABEL, MANAGED_BY
 from .manifests.network_policy import NetworkPolicySpec, network_policy
 from .manifests.network_policy import namespace as namespace_manifest
+from .manifests.node_cache import node_cache
 from .manifests.ray_cluster import RayClusterSpec, WorkerGroup, cluster_facts
 from .manifests.ray_cluster import Taint as PodTaint
 from .node_labels import GPU_NODE_SELECTOR, SYSTEM_NODE_SELECTOR
@@ -48,6 +49,7 @@ class RayWorkload(Construct):
         job: JobFiles,
         operator: KubeRayOperator | None,
         storage: Storage | None,
+        data_buckets: Sequence[str],
         hf_token_secret_arn: str | None,
         metrics_namespace: str | None,
         create_namespace: bool,
@@ -65,6 +67,7 @@ class RayWorkload(Construct):
             namespace=spec.namespace,
             service_account=account,
             statements=storage.statements() if storage else (),
+            data_buckets=data_buckets,
             secret_arn=hf_token_secret_arn,
         )
         base = self._manifest(
@@ -73,6 +76,7 @@ class RayWorkload(Construct):
                 *([namespace_manifest(spec.namespace)] if create_namespace else []),
                 _service_account(account, spec.namespace, spec.name),
                 *(storage.manifests(namespace=spec.namespace) if storage else []),
+                *node_cache(spec),
             ],
         )
         network = NetworkPolicySpec(
@@ -176,6 +180,7 @@ def worker_groups_of(groups: Sequence[EfaGpuNodeGroup]) -> list[WorkerGroup]:
                 node_selector=selector,
                 taints=tuple(PodTaint(key=t.key, value=t.value, effect=t.toleration()["effect"]) for t in group.taints),
                 instance_type=group.instance.name,
+                cache_dir=group.cache_dir,
             )
         )
     return made

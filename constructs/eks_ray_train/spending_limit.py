@@ -36,16 +36,16 @@ class SpendingLimit(Construct):
                 "scheduler.amazonaws.com", conditions={"StringEquals": {"aws:SourceAccount": stack.account}}
             ),
         )
-        policy = iam.Policy(
+        # Only the schedules' hour needs it, hours from now: they do not wait for it.
+        iam.Policy(
             self,
             "Policy",
             roles=[role],
             statements=[iam.PolicyStatement(actions=["eks:UpdateNodegroupConfig"], resources=[nodes.node_group_arn])],
         )
         self.schedule = self._schedule("Schedule", "scales the GPU nodes to zero", limit_at, role)
-        self.schedule.node.add_dependency(policy)
         if drain_at is not None:
-            self._schedule("Drain", "drains the GPU nodes", drain_at, role).node.add_dependency(policy)
+            self._schedule("Drain", "drains the GPU nodes", drain_at, role)
 
     def _schedule(self, id: str, what: str, time: str, role: iam.IRole) -> scheduler.CfnSchedule:
         return scheduler.CfnSchedule(

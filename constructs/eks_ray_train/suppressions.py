@@ -35,16 +35,15 @@ _CDK_FUNCTION = (*_FUNCTION, "CKV_AWS_173", "CKV_AWS_158")
 
 SUPPRESSIONS: dict[str, Suppression] = {
     "capacity-function": Suppression(
-        nag=("AwsSolutions-IAM4", "AwsSolutions-IAM5"),
+        nag=("AwsSolutions-IAM5",),
         checkov=(*_FUNCTION, *_OUTSIDE),
         reason="EC2's Describe calls know no resources and a reservation has no id before it exists: bound by region, type, terms "
         "and tag instead; runs before the VPC exists, is called by CloudFormation only, and writes its own log",
     ),
     "capacity-framework": Suppression(
-        nag=("AwsSolutions-IAM4", "AwsSolutions-IAM5"),
         checkov=(*_FUNCTION, *_OUTSIDE, "CKV_AWS_173"),
-        reason="CDK's provider framework: it may call the capacity function (any version) and write its log; its environment holds "
-        "that function's ARN, no secret",
+        reason="CDK's provider framework, called by CloudFormation only: it may call the capacity function and write its log; its "
+        "environment holds that function's ARN, no secret",
     ),
     "kubectl-handler": Suppression(
         nag=("AwsSolutions-IAM4", "AwsSolutions-L1"),
@@ -72,7 +71,8 @@ SUPPRESSIONS: dict[str, Suppression] = {
     ),
     "job-role": Suppression(
         nag=("AwsSolutions-IAM5",),
-        reason="a run chooses its objects' names: the wildcard is everything below this training cluster's own prefix of one bucket",
+        reason="a run chooses its objects' names: the wildcard is everything below this training cluster's own prefix of one bucket "
+        "(and, read only, below the prefixes that data_buckets names)",
     ),
     "bucket-cleaner": Suppression(
         checkov=(*_FUNCTION, *_OUTSIDE),

@@ -40,6 +40,7 @@ CHANGES: dict[str, dict[str, Any]] = {
     "max_hours": {"max_hours": 3},
     "storage": {"storage": "fsx"},
     "keep_storage": {"keep_storage": False},
+    "data_buckets": {"data_buckets": ("s3://other-teams-data/text",)},
     "ami_family": {"ami_family": "bottlerocket"},
     "placement_group": {"placement_group": True},
     "node_repair": {"node_repair": False},

@@ -297,7 +297,7 @@ def test_lustre_is_mounted_exported_to_the_bucket_and_deleted_with_the_stack(syn
     export = only(training, "AWS::FSx::DataRepositoryAssociation")["Properties"]
     assert "NEW" in export["S3"]["AutoExportPolicy"]["Events"]
     (ray,) = manifests(training, "RayCluster")
-    (claim,) = manifests(training, "PersistentVolumeClaim")
+    (claim,) = [c for c in manifests(training, "PersistentVolumeClaim") if c["metadata"]["name"] == "ray-train-fsx"]
     for pods in (ray["spec"]["headGroupSpec"], ray["spec"]["workerGroupSpecs"][0]):
         volumes = json.dumps(pods["template"]["spec"]["volumes"])
         assert claim["metadata"]["name"] in volumes

@@ -21,6 +21,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "capacity": "block",
         "capacity_reservation_id": "cr-0123456789abcdef0",
         "keep_storage": False,
+        "storage": "fsx",
+        "observability": "cloudwatch",
     },
     "open-bottlerocket": {
         "region": "us-east-2",
@@ -29,6 +31,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "admin_principals": ("arn:aws:iam::123456789012:role/Admin",),
         "container_mirror": "123456789012.dkr.ecr.us-east-2.amazonaws.com/public",
         "hf_token_secret_arn": "arn:aws:secretsmanager:us-east-2:123456789012:secret:hf-AbCdEf",
+        "data_buckets": ("s3://shared-data/text", "arn:aws:s3:::whole-bucket"),
         "placement_group": True,
         "capacity": "none",
         "queue_name": "gpus",
