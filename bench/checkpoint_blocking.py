@@ -3,6 +3,7 @@
 A 50-million-parameter model with its AdamW state (fp32, one process) is trained and saved by the job's own code; beside it
 stands a plain clone of the same state to the host's memory, made anew each time as torch's ``clone`` does. Steps while a
 checkpoint is written are compared with steps while none is, by the median. Run: python bench/checkpoint_blocking.py
+On a busy machine every number is the neighbours'. On a machine with a GPU: --device cuda --seq-len 2048.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ BLOCKED_AT_MOST, SLOWER_AT_MOST = 1.5, 1.1
 class Trained:
     """The job's model, step and checkpointer in this process alone; checkpoints go below ``folder``."""
 
-    def __init__(self, folder: str, seq_len: int) -> None:
+    def __init__(self, folder: str, seq_len: int, device_type: str, share: float | None) -> None:
         import torch
         import torch.distributed as dist
 
@@ -43,17 +44,19 @@ class Trained:
         from fsdp_job.step import Stepper
         from fsdp_job.storage import RunFolder
 
-        dist.init_process_group("gloo", init_method=f"file://{folder}/group", rank=0, world_size=1)
-        device = torch.device("cpu")
+        on_gpu = device_type == "cuda"
+        backend = "cpu:gloo,cuda:nccl" if on_gpu else "gloo"
+        dist.init_process_group(backend, init_method=f"file://{folder}/group", rank=0, world_size=1)
+        device = torch.device(device_type, 0) if on_gpu else torch.device("cpu")
         ranks = Ranks(
             rank=0, world_size=1, local_rank=0, local_world_size=1, node_rank=0, node="here", device=device
         )  # fmt: skip
-        cfg = JobConfig(model_config="given", precision="fp32", seq_len=seq_len)
-        built = models.build(cfg, "cpu", dict(MODEL))
+        cfg = JobConfig(model_config="given", precision="bf16" if on_gpu else "fp32", seq_len=seq_len)
+        built = models.build(cfg, device_type, {**MODEL, "max_position_embeddings": max(128, seq_len)})
         self.parameters, _ = models.count_parameters(built.model)
         root = models.CausalLMLoss(built.model)
         mesh = sharding.make_mesh("full", ranks)
-        sharding.apply(root, built.blocks, mesh, checkpointing="none", compiled=False, bf16=False)
+        sharding.apply(root, built.blocks, mesh, checkpointing="none", compiled=False, bf16=on_gpu)
         weights.materialize(root, built, device)
         optimizer = optim.ShardedAdamW(list(built.model.parameters()), cfg, device)
         weights.initialize(built, device, 0)
@@ -63,7 +66,7 @@ class Trained:
         self.step = lambda: stepper.train([batch], 1e-5).read()
         self.state = lambda: state.tensors_of(built.model, optimizer, ranks)
         self.checkpointer = Checkpointer(
-            RunFolder(folder, "blocking"), attempt=1, keep=1, device=device, timeout_s=300
+            RunFolder(folder, "blocking"), attempt=1, keep=1, device=device, timeout_s=300, share=share
         )  # fmt: skip
 
 
@@ -76,13 +79,13 @@ def timed(function: Any) -> float:
 def clone_all(tensors: dict[str, Any]) -> Any:
     from fsdp_job.optim import local_of
 
-    return {name: local_of(value).clone() for name, value in tensors.items()}
+    return {name: local_of(value).to("cpu", copy=True) for name, value in tensors.items()}
 
 
-def measure(saves: int, quiet_steps: int, seq_len: int) -> dict[str, Any]:
+def measure(saves: int, quiet_steps: int, seq_len: int, device_type: str, share: float | None) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
-        job = Trained(folder, seq_len)
-        for _ in range(2):
+        job = Trained(folder, seq_len, device_type, share)
+        for _ in range(5):
             job.step()
         state_bytes = sum(t.nbytes for t in clone_all(job.state()).values())
         job.checkpointer.prepare(job.state())
@@ -121,12 +124,14 @@ def main() -> int:
     parser.add_argument("--saves", type=int, default=7, help="checkpoints (default 7)")
     parser.add_argument("--quiet-steps", type=int, default=6, help="steps before each (default 6)")
     parser.add_argument("--seq-len", type=int, default=16, help="tokens of a step: short steps, so that many fit beside a write")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="where to train (default cpu)")
+    parser.add_argument("--share", type=float, help="share of the time that the writer works (default: the job's own choice)")
     parser.add_argument("--out", type=Path, default=RESULT, help="result file (default bench/results/)")
     words = parser.parse_args()
     import torch
 
     torch.set_num_threads(1)  # training on one core, so that writing has the other, as a GPU node's CPUs are free
-    measured = measure(words.saves, words.quiet_steps, words.seq_len)
+    measured = measure(words.saves, words.quiet_steps, words.seq_len, words.device, words.share)
     checks = judge(measured)
     for name, numbers in measured["seconds"].items():
         print(f"{name:20} {numbers['median']:8.4f} s (low {numbers['low']}, high {numbers['high']}, {numbers['count']} times)")
@@ -135,7 +140,7 @@ def main() -> int:
     result = {
         "command": " ".join(["python bench/checkpoint_blocking.py", *sys.argv[1:]]),
         "machine": {
-            "cpus": os.cpu_count(), "python": platform.python_version(), "torch": torch.__version__, "load_1min": os.getloadavg()[0],
+            "device": torch.cuda.get_device_name(0) if words.device == "cuda" else "cpu", "cpus": len(os.sched_getaffinity(0)), "python": platform.python_version(), "torch": torch.__version__, "load_1min": os.getloadavg()[0],
         },
         **measured, "checks": checks,
     }  # fmt: skip

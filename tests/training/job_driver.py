@@ -17,8 +17,9 @@ from eks_ray_train.cli.local_ray import LocalCluster
 
 REPO = Path(__file__).resolve().parents[2]
 ENDS_WITHIN_S = 400
-NODE_ENVIRONMENT = {"PYTHONPATH": str(REPO / "job")}
-"""Of the cluster's nodes: Ray gives workers the folder of the driver's script, which for a faulty one is not the job's."""
+NODE_ENVIRONMENT = {"PYTHONPATH": str(REPO / "job"), "RAY_worker_niceness": "0"}
+"""Of the cluster's nodes: Ray gives workers the folder of the driver's script, which for a faulty one is not the job's; and a
+niceness of 15, with which they starve on a busy machine."""
 
 
 @dataclass(frozen=True)
