@@ -95,6 +95,8 @@ def _keep_slice(parameter: nn.Parameter, full: torch.Tensor) -> None:
 def load_pretrained(built: BuiltModel, ranks: Ranks, mesh: DeviceMesh) -> None:
     """Published weights: rank 0 reads them once for the whole job and each tensor is scattered as shards.
 
+    Once a node would ask the hub as often as there are nodes, over one NAT gateway, and hold the model in every node's memory;
+    between the ranks a shard travels once either way.
     transformers itself reads (and renames and converts) the files, on rank 0's CPU and in the files' own precision.
     """
     from transformers import AutoModelForCausalLM
