@@ -1,4 +1,4 @@
-# make demo | test | test-faults | synth | lint | docs | dist | bench | clean
+# make demo | test | test-faults | synth | lint | docs | dist | lock | bench | clean
 # Each target sets up .venv by itself when it is missing or older than the requirements.
 
 PYTHON ?= python3
@@ -16,10 +16,13 @@ TORCH_PIP_ARGS ?=
 # Extra arguments for pytest and for the demo's job: make test PYTEST_ARGS='-k settings', make demo DEMO_ARGS='--steps 50'
 PYTEST_ARGS ?=
 DEMO_ARGS ?=
+# make demo LOCKED=1 installs the very files that the lock files name, by their hashes; PyTorch by its version.
+LOCKED ?=
+INSTALL = $(if $(LOCKED),--require-hashes --no-deps -r $(1).lock,-r $(1).txt)
 
 CODE := constructs/eks_ray_train stacks app.py job tools docs bench examples
 
-.PHONY: demo test test-faults synth diff lint docs dist bench clean venv venv-cdk
+.PHONY: demo test test-faults synth diff lint docs dist lock bench clean venv venv-cdk
 
 venv: $(VENV)/.stamp-dev
 venv-cdk: $(VENV)/.stamp-cdk
@@ -32,19 +35,20 @@ $(VENV)/bin/python:
 # What a review of `cdk synth` needs: no torch, no Ray, no system Node.js.
 $(VENV)/.stamp-cdk: requirements-cdk.txt pyproject.toml | $(VENV)/bin/python
 	@echo "==> installing requirements-cdk.txt (CDK, its command line and Node.js)"
-	@$(BIN)/python -m pip install --disable-pip-version-check --progress-bar on -q -r requirements-cdk.txt
+	@$(BIN)/python -m pip install --disable-pip-version-check --progress-bar on -q $(call INSTALL,requirements-cdk)
+	@$(if $(LOCKED),$(BIN)/python -m pip install --disable-pip-version-check -q --no-deps -e .)
 	@touch $@
 
 # torch first and by its exact version: a CPU wheel that pip can see is taken, and Ray or transformers never pull another.
 $(VENV)/.stamp-job: requirements.txt $(VENV)/.stamp-cdk
 	@echo "==> installing requirements.txt (PyTorch, Ray, transformers: the large part)"
 	@$(BIN)/python tools/install_torch.py $(TORCH_PIP_ARGS)
-	@$(BIN)/python -m pip install --disable-pip-version-check -q -r requirements.txt
+	@$(BIN)/python -m pip install --disable-pip-version-check -q $(call INSTALL,requirements)
 	@touch $@
 
 $(VENV)/.stamp-dev: requirements-dev.txt $(VENV)/.stamp-job
 	@echo "==> installing requirements-dev.txt (test tools)"
-	@$(BIN)/python -m pip install --disable-pip-version-check -q -r requirements-dev.txt
+	@$(BIN)/python -m pip install --disable-pip-version-check -q $(call INSTALL,requirements-dev)
 	@touch $@
 
 synth: $(VENV)/.stamp-cdk ## review what would be deployed: no account, region or credentials needed
@@ -73,10 +77,10 @@ lint: $(VENV)/.stamp-dev .venv-lint/.stamp ## style, types, dead code, duplicate
 	.venv-lint/bin/jscpd --min-lines 10 --min-tokens 100 --skip-comments --format python --reporters console --no-tips --exit-code 1 $(CODE)
 
 # Environments of their own: what builds pages or releases must not decide the versions that the tests run with.
-.venv-%/.stamp: requirements-%.txt
+.venv-%/.stamp: requirements-%.lock
 	@echo "==> installing $<"
 	@$(PYTHON) -m venv .venv-$*
-	@.venv-$*/bin/python -m pip install --disable-pip-version-check -q -r $<
+	@.venv-$*/bin/python -m pip install --disable-pip-version-check -q --require-hashes --no-deps -r $<
 	@touch $@
 
 docs: .venv-docs/.stamp ## the documentation as a site that needs no network, in site/
@@ -88,6 +92,9 @@ dist: .venv-release/.stamp ## wheel and sdist in dist/, checked, the wheel tried
 	.venv-release/bin/python -m build --outdir dist
 	.venv-release/bin/twine check --strict dist/*
 	.venv-release/bin/python tools/check_dist.py dist
+
+lock: .venv-release/.stamp ## the newest versions that the requirements allow, with hashes, into requirements*.lock
+	.venv-release/bin/python tools/lock.py
 
 bench: $(VENV)/.stamp-dev ## measurements that need no GPU; results under bench/results/
 	@set -e; for script in synth_time critical_path capacity_find gate_speed data_pack; do echo "==> bench/$$script.py"; $(BIN)/python bench/$$script.py; done

@@ -68,9 +68,7 @@ class Page:
 
     def open(self, path: Path, *, width: int, dark: bool = False) -> None:
         """Show a file at a width, and wait until it has loaded."""
-        self.call(
-            "Emulation.setDeviceMetricsOverride", width=width, height=800, deviceScaleFactor=1, mobile=width < 600
-        )
+        self.resize(width)
         self.call(
             "Emulation.setEmulatedMedia",
             features=[{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}],
@@ -81,6 +79,10 @@ class Page:
         while not self.loaded:
             assert time.monotonic() < give_up, "the page did not load"
             self._event(json.loads(self._socket.recv()))
+
+    def resize(self, width: int) -> None:
+        """The window's width in pixels; below 600 as on a phone."""
+        self.call("Emulation.setDeviceMetricsOverride", width=width, height=800, deviceScaleFactor=1, mobile=width < 600)
 
     def value(self, expression: str) -> Any:
         """The value of a JavaScript expression in the page."""
