@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import threading
 import time
 from pathlib import Path
@@ -113,3 +114,25 @@ def test_a_real_raylet_killed_while_the_cluster_starts_costs_one_more_start(caps
         assert killed
         assert len(cluster.processes()) > 6
     assert "raylet of head ended" in capsys.readouterr().err
+
+
+def test_a_raylet_is_told_its_agents_port_before_it_gives_up(fake: dict[str, str]) -> None:
+    fake["FAKE_DEATHS"] = "0"
+    with LocalCluster(workers=0, env=fake) as cluster:
+        node = cluster.head
+        session = Path(fake["FAKE_STATE"]) / "session"
+        session.mkdir()
+        raylet = subprocess.Popen(
+            ["/bin/sh", "-c", "sleep 60 # $0", "--node_id=abc", f"--session_dir={session}"], start_new_session=True
+        )
+        try:
+            give_up = time.monotonic() + 10
+            while not node.tell_agent_port(raylet.pid) and time.monotonic() < give_up:
+                time.sleep(0.05)
+            told = session / "dashboard_agent_listen_port_abc"
+            assert told.read_text() == str(node.ports + 3)
+            assert f"--dashboard-agent-listen-port={node.ports + 3}" in node.flags(head_of=None)
+            assert not node.tell_agent_port(cluster.node_process(0).pid)  # whoever has no node id is no raylet
+        finally:
+            os.killpg(raylet.pid, signal.SIGKILL)
+            raylet.wait()

@@ -82,6 +82,7 @@ class LocalCluster:
         ]
         self._processes: list[subprocess.Popen[bytes]] = []
         self._core: dict[int, tuple[LocalNode, str]] = {}  # ids of the processes that must live, once they were seen
+        self._told: set[int] = set()  # raylets that know their agent's port
 
     # ---- what others need ------------------------------------------------------------------------------------------
     @property
@@ -229,6 +230,7 @@ class LocalCluster:
         for parent, family in children([process.pid for process in self._processes]).items():
             node = next(node for node, process in zip(self.nodes, self._processes, strict=False) if process.pid == parent)
             self._core |= {pid: (node, name) for pid, (name, _) in family.items() if name in CORE}
+            self._told |= {pid for pid, (name, _) in family.items() if name == "raylet" and pid not in self._told and node.tell_agent_port(pid)}
             living |= {pid for pid, (_, lives) in family.items() if lives}
         for pid, (node, name) in self._core.items():
             if pid not in living:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
 PORTS_A_NODE = 80
+AGENT_LISTEN_PORT = 3
 WORKER_PORTS_FROM = 12  # the block's first ports are the node's own services
 OBJECT_STORE_BYTES = 150 * 1024**2
 # ``ray start`` itself waits on where one of these has died while it starts, and for good where one ended in order.
@@ -46,7 +48,7 @@ class LocalNode:
             f"--num-cpus={self.cpus}",
             "--num-gpus=0",
             f"--temp-dir={self.folder}",
-            f"--dashboard-agent-listen-port={first + 3}",
+            f"--dashboard-agent-listen-port={first + AGENT_LISTEN_PORT}",
             f"--dashboard-agent-grpc-port={first + 4}",
             f"--runtime-env-agent-port={first + 5}",
             f"--metrics-export-port={first + 6}",
@@ -58,6 +60,26 @@ class LocalNode:
             "--disable-usage-stats",
             "--block",
         ]
+
+    def tell_agent_port(self, raylet: int) -> bool:
+        """Tell the raylet (its process id) the port of its dashboard agent, which it awaits for 15 s and then dies without.
+
+        True once it is told.
+
+        On a busy machine the agent takes longer to start, and the limit is fixed in Ray 2.58 (WaitForDashboardAgentPorts in
+        src/ray/raylet/node_manager.cc). We chose the port, so we may say it; the agent later writes the same.
+        """
+        listing = subprocess.run(["ps", "-ww", "-o", "args=", "-p", str(raylet)], capture_output=True, text=True, check=False)
+        values = dict(word.removeprefix("--").split("=", 1) for word in listing.stdout.split() if word.startswith("--") and "=" in word)
+        folder = Path(values.get("session_dir", ""))
+        if "node_id" not in values or not folder.is_dir():
+            return False
+        path = folder / f"dashboard_agent_listen_port_{values['node_id']}"
+        if not path.exists():
+            whole = path.with_name(path.name + ".new")
+            whole.write_text(str(self.ports + AGENT_LISTEN_PORT), encoding="utf-8")
+            whole.replace(path)  # never seen empty
+        return True
 
     def tail(self) -> str:
         """The last lines of each log that says something."""
