@@ -16,7 +16,7 @@ MODEL = {
     "model_type": "qwen2", "vocab_size": 260, "hidden_size": 96, "intermediate_size": 256, "num_hidden_layers": 2,
     "num_attention_heads": 4, "num_key_value_heads": 4, "max_position_embeddings": 128, "tie_word_embeddings": True,
 }  # fmt: skip
-SEQ_LEN, STEPS, TEXT_BYTES, HELD_OUT = 64, 240, 600_000, 64
+SEQ_LEN, STEPS, TEXT_BYTES, HELD_OUT = 64, 240, 3_000_000, 64
 
 
 @pytest.fixture(scope="module")
