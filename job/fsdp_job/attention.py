@@ -45,15 +45,15 @@ def register() -> None:
     AttentionInterface.register(NAME, attention)
 
 
-def boundaries(position_ids: torch.Tensor, *, bucket: int = 64) -> torch.Tensor | None:
+def boundaries(position_ids: torch.Tensor, *, bucket: int = 64, always: bool = False) -> torch.Tensor | None:
     """Cumulative starts of the documents of a batch (CPU, int64 [batch, seq_len]) as int32 [1, 1, 1, n]; None where each
-    row is one document.
+    row is one document, unless ``always``.
 
     n is rounded up with empty documents at the end, so that compiled blocks meet few different shapes.
     """
     flat = position_ids.reshape(-1)
     starts = torch.nonzero(flat == 0).reshape(-1)
-    if len(starts) == position_ids.shape[0]:
+    if len(starts) == position_ids.shape[0] and not always:
         return None
     total = flat.numel()
     out = torch.full((-(-(len(starts) + 1) // bucket) * bucket,), total, dtype=torch.int32)

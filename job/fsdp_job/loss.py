@@ -19,6 +19,10 @@ CHUNK_LOGITS = 2**29
 """Logits of one chunk at most: 2**29 elements are 1 GiB in bf16 and 2 GiB in fp32, large enough for full-speed products."""
 
 
+TILE = 128
+"""Rows of one tile of a matrix product: a chunk that is a multiple leaves no tile half empty."""
+
+
 def _chunk_loss_and_gradient(
     logits: torch.Tensor, labels: torch.Tensor, scale: torch.Tensor, softcap: float | None
 ) -> torch.Tensor:
@@ -46,11 +50,22 @@ def _chunk_loss_and_gradient(
 _compiled: Any = None
 
 
-def _kernel(device: torch.device, compiled: bool) -> Any:
-    """The function above, fused by torch.compile where that was asked for (five passes over the chunk become two)."""
+def _rows(logits: torch.Tensor, labels: torch.Tensor, scale: torch.Tensor, _softcap: None) -> torch.Tensor:
+    from fsdp_job.loss_rows import loss_and_gradient
+
+    return loss_and_gradient(logits, labels, scale, IGNORED)
+
+
+def _kernel(device: torch.device, compiled: bool, softcap: float | None) -> Any:
+    """The function above or, on CUDA where compiling was asked for, a kernel that reads a chunk once and writes it once.
+
+    Capped logits go through torch.compile.
+    """
     global _compiled
     if not compiled or device.type != "cuda":
         return _chunk_loss_and_gradient
+    if softcap is None:
+        return _rows
     if _compiled is None:
         _compiled = torch.compile(_chunk_loss_and_gradient, dynamic=False)
     return _compiled
@@ -70,11 +85,12 @@ class _LinearCrossEntropy(torch.autograd.Function):
         ctx: Any, hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, labels: torch.Tensor,
         scale: torch.Tensor, softcap: float | None, factor: float, chunk: int, compiled: bool, with_grad: bool,
     ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
-        kernel = _kernel(hidden.device, compiled)
+        kernel = _kernel(hidden.device, compiled, softcap)
         loss = torch.zeros((), dtype=torch.float32, device=hidden.device)
         grad_hidden = torch.empty_like(hidden) if with_grad else None
         # Several chunks are summed in fp32: in bf16 each addition would round away small contributions.
-        grad_weight = torch.zeros_like(weight, dtype=torch.float32) if with_grad else None
+        several = chunk < hidden.shape[0]
+        grad_weight = torch.zeros_like(weight, dtype=torch.float32) if with_grad and several else None
         grad_bias = torch.zeros_like(bias, dtype=torch.float32) if with_grad and bias is not None else None
         for start in range(0, hidden.shape[0], chunk):
             h = hidden[start : start + chunk]
@@ -83,11 +99,14 @@ class _LinearCrossEntropy(torch.autograd.Function):
                 logits = logits * factor
             loss += kernel(logits, labels[start : start + chunk], scale, softcap)
             grad = logits
-            if grad_hidden is not None and grad_weight is not None:
+            if grad_hidden is not None:
                 if factor != 1.0:
                     grad = grad * factor
                 torch.mm(grad, weight, out=grad_hidden[start : start + chunk])
-                _add_product(grad_weight, grad.t(), h)
+                if grad_weight is None:
+                    grad_weight = grad.t() @ h
+                else:
+                    _add_product(grad_weight, grad.t(), h)
                 if grad_bias is not None:
                     grad_bias += grad.sum(0, dtype=torch.float32)
         ctx.save_for_backward(grad_hidden, grad_weight, grad_bias)
@@ -101,9 +120,17 @@ class _LinearCrossEntropy(torch.autograd.Function):
         hidden, weight, bias = ctx.saved_tensors
         weight_dtype, bias_dtype = ctx.dtypes
         g_bias = None if bias is None else (bias * outer).to(bias_dtype)
-        # Straight into the weight's dtype: a product in fp32 first would need as much memory again.
-        g_weight = torch.mul(weight, outer, out=torch.empty_like(weight, dtype=weight_dtype))
+        # Cast first: a product in fp32 would need as much memory again, and ``outer`` is 1 but for users of their own.
+        g_weight = weight.to(weight_dtype, copy=True).mul_(outer)
         return hidden * outer, g_weight, g_bias, None, None, None, None, None, None, None
+
+
+def chunk_rows(rows: int, vocab: int, chunk_logits: int) -> int:
+    """Rows of one chunk: as many as ``chunk_logits`` allows, in equal chunks of whole tiles of the product where possible."""
+    most = max(1, min(rows, chunk_logits // vocab))
+    even = -(-rows // -(-rows // most))  # the same number of chunks, equally large
+    tiled = -(-even // TILE) * TILE
+    return tiled if tiled <= most else (most // TILE * TILE or most)
 
 
 def linear_cross_entropy(
@@ -125,7 +152,7 @@ def linear_cross_entropy(
     gradient is rounded to the hidden state's dtype. ``chunk_logits`` bounds the logits that exist at one time.
     """
     flat = hidden.reshape(-1, hidden.shape[-1])
-    chunk = max(1, min(flat.shape[0], chunk_logits // weight.shape[0]))
+    chunk = chunk_rows(flat.shape[0], weight.shape[0], chunk_logits)
     with_grad = torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad)
     if scale is None:
         scale = torch.ones((), dtype=torch.float32, device=hidden.device)

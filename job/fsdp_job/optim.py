@@ -29,7 +29,10 @@ class ShardedAdamW:
         self.parameters = parameters
         self._local = [nn.Parameter(local_of(p.detach())) for p in parameters]
         fused = device.type == "cuda"
-        self._inner = torch.optim.AdamW(self._local, lr=cfg.learning_rate, fused=fused, foreach=not fused)
+        # On CUDA the rate is a tensor, so that a recorded step (step_graph.py) reads the current one.
+        self._rate = torch.zeros((), dtype=torch.float32, device=device) if fused else None
+        rate: Any = cfg.learning_rate if self._rate is None else self._rate
+        self._inner = torch.optim.AdamW(self._local, lr=rate, fused=fused, foreach=not fused, capturable=fused)
         for local in self._local:
             self._inner.state[local] = {
                 "step": torch.zeros((), dtype=torch.float32, device=device if fused else "cpu"),
@@ -42,13 +45,27 @@ class ShardedAdamW:
         """Local shards of the gradients that there are."""
         return [local_of(p.grad) for p in self.parameters if p.grad is not None]
 
-    @torch.no_grad()
-    def step(self, learning_rate: float) -> None:
-        """Update in place from the parameters' gradients, which are freed."""
+    def set_rate(self, learning_rate: float) -> None:
+        """The learning rate of the next ``step``."""
+        if self._rate is not None:
+            self._rate.fill_(learning_rate)
+            return
         for group in self._inner.param_groups:
             group["lr"] = learning_rate
+
+    @torch.no_grad()
+    def step(self, shrink: torch.Tensor) -> None:
+        """Update in place from the parameters' gradients times ``shrink`` (a device scalar: clipping); they are freed.
+
+        The fused kernel scales the gradients while it reads them (its ``grad_scale`` divides), which spares a pass of
+        read and write over all of them.
+        """
         for local, parameter in zip(self._local, self.parameters, strict=True):
             local.grad = None if parameter.grad is None else local_of(parameter.grad)
+        if self._rate is not None:
+            self._inner.grad_scale = shrink.reciprocal()  # type: ignore[attr-defined]
+        else:
+            torch._foreach_mul_([local.grad for local in self._local if local.grad is not None], shrink)
         self._inner.step()
         for local, parameter in zip(self._local, self.parameters, strict=True):
             local.grad = parameter.grad = None

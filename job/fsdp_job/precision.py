@@ -9,6 +9,9 @@ from torch import nn
 
 from fsdp_job.errors import JobUsageError
 
+FP8_ELEMENTS = 2**23
+"""Least elements of a weight whose products are computed in fp8."""
+
 
 def choose_precision(asked: str | None, device: torch.device) -> str:
     """``bf16``, ``fp32`` or ``fp8``; by default bf16 on CUDA and fp32 on the CPU. Raises JobUsageError where fp8 cannot be."""
@@ -24,8 +27,9 @@ def choose_precision(asked: str | None, device: torch.device) -> str:
 def use_float8(blocks: list[nn.Module]) -> int:
     """Let the blocks' matrix products compute in fp8 (torchao, one scale a tensor, chosen each step); returns how many.
 
-    Weights stay what they are under the same names. Head and embedding stay bf16; products whose sizes are no multiples
-    of 16 cannot be in fp8 and stay too. Source: https://github.com/pytorch/ao/tree/main/torchao/float8
+    Weights stay what they are under the same names. Head and embedding stay bf16, and so do products whose weight has under
+    ``FP8_ELEMENTS`` elements: casting their operands costs more than they gain (H200, Qwen2.5-1.5B: a step with all products in
+    fp8 takes 3 % longer than one with the MLP's alone). Sizes that are no multiples of 16 cannot be in fp8. Source: https://github.com/pytorch/ao/tree/main/torchao/float8
     """
     from torchao.float8 import Float8LinearConfig, convert_to_float8_training
 
@@ -33,7 +37,10 @@ def use_float8(blocks: list[nn.Module]) -> int:
 
     def wanted(module: nn.Module, _name: str) -> bool:
         nonlocal changed
-        fits = isinstance(module, nn.Linear) and module.in_features % 16 == 0 and module.out_features % 16 == 0
+        if not isinstance(module, nn.Linear):
+            return False
+        sizes = module.in_features, module.out_features
+        fits = sizes[0] * sizes[1] >= FP8_ELEMENTS and all(size % 16 == 0 for size in sizes)
         changed += fits
         return fits
 

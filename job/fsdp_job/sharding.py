@@ -12,6 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
+from fsdp_job import fuse
 from fsdp_job.errors import JobUsageError
 from fsdp_job.model import CausalLMLoss
 from fsdp_job.ranks import Ranks
@@ -87,7 +88,7 @@ def apply(
             _recompute(block, checkpointing)
     for block in blocks:
         if compiled:
-            block.compile()
+            block.compile(backend=fuse.backend)
     policy = MixedPrecisionPolicy(
         param_dtype=torch.bfloat16 if bf16 else None, reduce_dtype=torch.float32 if bf16 else None
     )
@@ -141,13 +142,16 @@ def set_accumulation(root: nn.Module, *, last: bool, sharding: str, across_nodes
         root.set_requires_gradient_sync(last)
 
 
-def clip_gradients(local: list[torch.Tensor], max_norm: float, mesh: DeviceMesh) -> torch.Tensor:
-    """Scale all gradients (this rank's shards) so that the whole gradient's norm is at most ``max_norm``; returns it before.
+def gradient_norm(local: list[torch.Tensor], mesh: DeviceMesh) -> torch.Tensor:
+    """Norm of the whole gradient from each rank's shards ``local``; a device scalar, never read here.
 
-    A device scalar, never read here. Each rank's squares are summed over the shard group; replicas hold equal gradients.
+    Each rank's squares are summed over the shard group; replicas hold equal gradients.
     """
     squares = torch.stack(torch._foreach_norm(local)).float().square().sum()
     dist.all_reduce(squares, group=mesh["shard"].get_group() if mesh.ndim > 1 else mesh.get_group())
-    norm = squares.sqrt()
-    torch._foreach_mul_(local, torch.clamp(max_norm / (norm + 1e-6), max=1.0))
-    return norm
+    return squares.sqrt()
+
+
+def clipping(norm: torch.Tensor, max_norm: float) -> torch.Tensor:
+    """The factor that brings a gradient of this norm to at most ``max_norm``; at most 1."""
+    return torch.clamp(max_norm / (norm + 1e-6), max=1.0)

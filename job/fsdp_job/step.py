@@ -17,7 +17,8 @@ from fsdp_job.loss import IGNORED
 from fsdp_job.model import CausalLMLoss
 from fsdp_job.optim import ShardedAdamW
 from fsdp_job.ranks import Ranks
-from fsdp_job.sharding import clip_gradients, set_accumulation
+from fsdp_job.sharding import clipping, gradient_norm, set_accumulation
+from fsdp_job.step_graph import StepGraph
 
 MicroBatch = dict[str, torch.Tensor]
 
@@ -72,6 +73,8 @@ class Stepper:
     sharding: str
     ranks: Ranks
     max_grad_norm: float
+    graph: StepGraph | None = None
+    packed: bool = False
 
     def train(self, micro_batches: list[MicroBatch], learning_rate: float) -> Numbers:
         """Forward, backward, clip and update on this rank's micro-batches of one global batch.
@@ -80,30 +83,40 @@ class Stepper:
         cut into micro-batches changes it: their number is summed over the ranks on the device, and FSDP's average over
         ranks is undone by the factor ``world_size``.
         """
-        device, world = self.ranks.device, self.ranks.world_size
+        device = self.ranks.device
         counted = sum(int((batch["labels"] != IGNORED).sum()) for batch in micro_batches)
         count = torch.tensor(counted, dtype=torch.int64)
         count = count.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else count
+        inputs = [self._inputs(batch) for batch in micro_batches]
+        self.optimizer.set_rate(learning_rate)
+        if self.graph is not None:
+            return Numbers(self.graph.run(self._compute, inputs, count))
+        return Numbers(self._compute(inputs, count))
+
+    def _compute(self, inputs: list[MicroBatch], count: torch.Tensor) -> torch.Tensor:
+        """All of the step that the device does: (mean loss, gradient norm, counted tokens) in fp64."""
+        world, across = self.ranks.world_size, self.ranks.num_nodes > 1
         dist.all_reduce(count)
         self.root.loss_scale = world / count.clamp(min=1).float()
-        total = torch.zeros((), dtype=torch.float32, device=device)
-        across = self.ranks.num_nodes > 1
-        for number, batch in enumerate(micro_batches):
-            last = number == len(micro_batches) - 1
+        total = torch.zeros((), dtype=torch.float32, device=self.ranks.device)
+        for number, batch in enumerate(inputs):
+            last = number == len(inputs) - 1
             set_accumulation(self.root, last=last, sharding=self.sharding, across_nodes=across)
-            scaled, plain = self.root(**self._inputs(batch))
+            scaled, plain = self.root(**batch)
             scaled.backward()
             total += plain.detach()
         dist.all_reduce(total)
-        norm = clip_gradients(self.optimizer.gradients(), self.max_grad_norm, self.mesh)
-        self.optimizer.step(learning_rate)
+        norm = gradient_norm(self.optimizer.gradients(), self.mesh)
+        self.optimizer.step(clipping(norm, self.max_grad_norm))
         mean = total / count.clamp(min=1)
-        return Numbers(torch.stack([mean.double(), norm.double(), count.double()]))
+        return torch.stack([mean.double(), norm.double(), count.double()])
 
     def _inputs(self, batch: MicroBatch) -> MicroBatch:
         """A micro-batch (CPU, pinned) on the device, with the boundaries of its documents where the model takes them."""
         device = self.ranks.device
-        documents = boundaries(batch["position_ids"]) if self.root.packs else None
+        # A recorded step needs the same tensors each time: of packed data the boundaries, also where a batch has none inside.
+        always = self.graph is not None and self.packed
+        documents = boundaries(batch["position_ids"], always=always) if self.root.packs else None
         if documents is not None:
             documents = documents.pin_memory() if device.type == "cuda" else documents
             batch = {**batch, "documents": documents}

@@ -10,11 +10,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from fsdp_job import copies, optim, restore, sharding, state, weights
 from fsdp_job import model as models
-from fsdp_job import optim, restore, sharding, state, weights
 from fsdp_job.checkpoint import Checkpointer, SaveResult
 from fsdp_job.config import JobConfig, plan_batch
 from fsdp_job.data import Position, PreparedData
+from fsdp_job.data_spec import RANDOM
 from fsdp_job.errors import JobUsageError, NonFiniteLossError
 from fsdp_job.events import Sink
 from fsdp_job.export import export_hf
@@ -25,6 +26,7 @@ from fsdp_job.profiling import Profile
 from fsdp_job.ranks import Ranks, broadcast_from_first
 from fsdp_job.state import Progress
 from fsdp_job.step import Stepper
+from fsdp_job.step_graph import StepGraph, host_bound
 from fsdp_job.storage import RunFolder, Saved
 from fsdp_job.watch import SLOW_PHASES, Watch
 
@@ -53,6 +55,7 @@ def train(job: Job) -> dict[str, Any]:
     compiled = cfg.compile if cfg.compile is not None else ranks.device.type == "cuda"
     if ranks.device.type == "cuda":
         torch.backends.cuda.matmul.allow_tf32 = precision != "fp32"
+        torch.cuda.set_stream(torch.cuda.Stream())  # the default stream cannot be recorded (step_graph.py)
 
     built = models.build(cfg, ranks.device.type, job.architecture)
     total, in_products = models.count_parameters(built.model)
@@ -62,6 +65,8 @@ def train(job: Job) -> dict[str, Any]:
         cfg.sharding, parameters=total, ranks=ranks, node_memory_bytes=_node_memory(ranks)
     )  # fmt: skip
     mesh = sharding.make_mesh(kind, ranks)
+    if ranks.device.type == "cuda":
+        copies.install()
     if precision == "fp8":
         use_float8(built.blocks)
     keep = sharding.keeps_gathered(
@@ -86,6 +91,8 @@ def train(job: Job) -> dict[str, Any]:
             weights.initialize(built, ranks.device, cfg.seed)
 
     plan = plan_batch(global_batch=resumed.global_batch, batch_size=cfg.batch_size, world_size=ranks.world_size)
+    small = host_bound(parameters=in_products, blocks=len(built.blocks), tokens=plan.micro_batch * cfg.seq_len)
+    graph = StepGraph(root) if ranks.device.type == "cuda" and compiled and small else None
     layers, width = attention_shape(built.model.config)
     speed = Speed(
         tokens_per_step=plan.global_batch * cfg.seq_len, world_size=ranks.world_size,
@@ -104,7 +111,7 @@ def train(job: Job) -> dict[str, Any]:
     }  # fmt: skip
     loop = Loop(
         cfg=cfg, plan=plan, prepared=job.prepared, ranks=ranks,
-        stepper=Stepper(root, optimizer, mesh, kind, ranks, cfg.max_grad_norm),
+        stepper=Stepper(root, optimizer, mesh, kind, ranks, cfg.max_grad_norm, graph, cfg.dataset != RANDOM),
         progress=resumed.progress, checkpointer=_checkpointer(job, resumed),
         save_state=lambda: state.tensors_of(built.model, optimizer, ranks), facts=facts, sink=job.sink, watch=job.watch,
         speed=speed, board=Board(job.run.root.join("tensorboard")) if ranks.is_first and job.save_checkpoints else None,
