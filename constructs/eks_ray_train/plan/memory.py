@@ -51,7 +51,7 @@ def activation_elements(run: Run) -> tuple[float, float]:
     none: input, two norms' outputs, residual (4·h), queries, keys, values and attention's output (2·q + 2·kv), the MLP's
     two products and their gated product (3·I; 2·I ungated). Measured: 16 against 8 sequences of 2048 tokens took 31.6 GiB
     more on an H200 (Qwen2.5-1.5B), 73.9 kB a token and block; the formula gives 73.2 kB.
-    With fp8 products the compiler recomputes the norms' outputs and the gated product: 24.1 kB less, as measured.
+    With fp8 products the compiler recomputes the MLP's norm's output and the gated product.
     selective: what matrix products and attention gave, and the input. full: the input alone.
     """
     s = run.shape
@@ -59,8 +59,8 @@ def activation_elements(run: Run) -> tuple[float, float]:
     norms = {0: 0, 1: 2, 2: 2, 4: 4}.get(s.norms_per_block, 2)
     products = float((s.mlp_matrices - 1) * s.active_intermediate)
     whole = (2.0 + norms) * s.hidden + attention + products + s.active_intermediate
-    if run.precision == "fp8":
-        whole -= norms * s.hidden + s.active_intermediate
+    if run.in_fp8(s.hidden, s.active_intermediate):
+        whole -= norms / 2 * s.hidden + s.active_intermediate
     kept = {
         "none": whole,
         "selective": 3.0 * s.hidden + attention + products,
@@ -93,14 +93,15 @@ def peak_memory(run: Run, cluster: Cluster) -> Memory:
         run.checkpointing != "full"
     )
     hidden = tokens * shape.hidden * size.compute
-    chunk = min(tokens, max(1, CHUNK_LOGITS // shape.vocab)) * shape.vocab
-    # The job computes the loss's gradient in place of the logits, and the head's gradient in fp32.
-    loss = chunk * size.compute + head * 4.0 + 3 * hidden
+    rows = min(tokens, max(1, CHUNK_LOGITS // shape.vocab))
+    # The job computes the loss's gradient in place of the logits, and the head's gradient in fp32 where it sums several chunks.
+    summed = 4.0 if tokens > rows else float(size.compute)
+    loss = rows * shape.vocab * size.compute + head * summed + 3 * hidden
     working = (
         tokens * (whole - kept) * size.compute
         + 2.0 * tokens * (2 * shape.active_intermediate + shape.hidden) * size.compute
     )
-    first = head * (4.0 + size.compute) + 2 * hidden
+    first = head * (summed + size.compute) + 2 * hidden
     shard_sum = block * (size.compute + size.reduce)
     moments = (
         {"gathered": gathered, "activations": saved, "logits": loss, "gradients": carried, "communication": 0.0},

@@ -26,6 +26,14 @@ KEPT_SHARE_OF_MEMORY = 0.05
 """Gathered weights of all blocks up to this part of a GPU's memory are kept (job/fsdp_job/sharding.py has the same)."""
 
 
+RECORDED_FLOPS = 2e12
+"""FLOPs of one block and micro-batch up to which the job records its step as a CUDA graph, which takes the host's time away
+(job/fsdp_job/step_graph.py has the same)."""
+
+FP8_ELEMENTS = 2**23
+"""Least elements of a weight whose products the job computes in fp8 (job/fsdp_job/precision.py has the same)."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Bytes:
     """Bytes per parameter of one precision: kept weight, gradient and optimizer (sharded), compute copy, reduction."""
@@ -94,6 +102,16 @@ class Run:
     def micro_tokens(self) -> int:
         """Tokens that one GPU works on at a time."""
         return self.batch_size * self.seq_len
+
+    @property
+    def recorded(self) -> bool:
+        """Whether the job records its step, so that the host's time does not count."""
+        work = 6.0 * self.shape.matmul_parameters * self.micro_tokens / max(1, self.shape.layers)
+        return work <= RECORDED_FLOPS
+
+    def in_fp8(self, inner: int, outer: int) -> bool:
+        """Whether a product of the blocks is computed in fp8."""
+        return self.precision == "fp8" and inner * outer >= FP8_ELEMENTS
 
     def tokens_per_step(self, gpus: int) -> int:
         """Tokens of one optimizer step of all GPUs."""

@@ -10,6 +10,9 @@ from .memory import CHUNK_LOGITS
 from .run import Cluster, Run, ceil_div
 from .traffic import Collective, Traffic, step_traffic
 
+NARROW = 1024
+"""Columns up to which the job joins a product with others of the same input."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class StepTime:
@@ -40,11 +43,15 @@ class StepTime:
 
 
 def block_products(run: Run) -> Iterator[tuple[int, int]]:
-    """(inner, outer) sizes of one block's matrix products of a token: queries, keys, values, output, MLP."""
+    """(inner, outer) sizes of one block's matrix products of a token: queries, keys and values (one product where they are
+    narrow: job/fsdp_job/fuse.py), output, MLP."""
     s = run.shape
-    yield s.hidden, s.query_width
-    yield s.hidden, s.kv_width
-    yield s.hidden, s.kv_width
+    if s.kv_width <= NARROW and not run.in_fp8(s.hidden, s.query_width):
+        yield s.hidden, s.query_width + 2 * s.kv_width
+    else:
+        yield s.hidden, s.query_width
+        yield s.hidden, s.kv_width
+        yield s.hidden, s.kv_width
     yield s.query_width, s.hidden
     for _ in range(s.mlp_matrices - 1):
         yield s.hidden, s.active_intermediate
@@ -87,7 +94,9 @@ def step_time(run: Run, cluster: Cluster, traffic: Traffic | None = None) -> Ste
 
     Matrix products: forward once, backward twice. Attention: 2·q·S FLOPs forward and 2.5 times that backward (causal
     half). Element-wise elements a token and block, fused by the compiler: forward 20·h + 2·(q+kv) + 3·I, backward 30·h +
-    2·(q+kv) + 5·I (the MLP's by count, the norms', residuals' and rotations' by the profile). Optimizer: 40 bytes a parameter of the shard (norm 4, scale 8, AdamW 28). FSDP's own copies:
+    2·(q+kv) + 5·I (the MLP's by count, the norms', residuals' and rotations' by the profile). Loss: one kernel
+    that reads a chunk's logits and writes them, 3.4 passes as measured. Optimizer: 36 bytes a parameter of the shard (norm 4,
+    AdamW 32, which clips as it reads). FSDP's own copies:
     gather into and out of its buffers, gradients cast for the reduction.
     Overlap: in each of the forward and the backward pass the longer of work and traffic counts, plus ``OVERLAP_COST`` of
     the shorter, which NCCL's kernels take from the chip and which the first and last blocks cannot hide.
@@ -96,8 +105,8 @@ def step_time(run: Run, cluster: Cluster, traffic: Traffic | None = None) -> Ste
     traffic = traffic or step_traffic(run, cluster)
     tokens, micro = float(run.micro_tokens), run.accumulate
     shards = cluster.shards(run)
-    fp8 = run.precision == "fp8"
-    product = sum(product_seconds(run, cluster, k, n, fp8=fp8) for k, n in block_products(run))
+    products = list(block_products(run))
+    product = sum(product_seconds(run, cluster, k, n, fp8=run.in_fp8(k, n)) for k, n in products)
     flops = 2.0 * tokens * run.seq_len * s.query_width
     attention = flops / chip.attention_flops(s.head_dim, run.seq_len, backward=False)
     attention_back = 2.5 * flops / chip.attention_flops(s.head_dim, run.seq_len, backward=True)
@@ -105,15 +114,14 @@ def step_time(run: Run, cluster: Cluster, traffic: Traffic | None = None) -> Ste
     inner = float(s.active_intermediate)
     forward_bytes = tokens * size.compute * (20.0 * s.hidden + rope + s.mlp_matrices * inner)
     backward_bytes = tokens * size.compute * (30.0 * s.hidden + rope + (2 * s.mlp_matrices - 1) * inner)
-    if fp8:
-        # Casts: each product's two operands and its gradient are read in bf16 and written in fp8, and transposed copies made.
-        casts = 5.0 * tokens * sum(k + n for k, n in block_products(run))
-        forward_bytes, backward_bytes = forward_bytes + casts / 3, backward_bytes + casts * 2 / 3
+    # Casts: each fp8 product's two operands and its gradient are read in bf16 and written in fp8, and transposed copies made.
+    casts = 5.0 * tokens * sum(k + n for k, n in products if run.in_fp8(k, n))
+    forward_bytes, backward_bytes = forward_bytes + casts / 3, backward_bytes + casts * 2 / 3
     again = {"none": 0.0, "selective": 0.0, "full": 1.0}[run.checkpointing]
     again_bytes = {"none": 0.0, "selective": 0.7, "full": 1.0}[run.checkpointing]
     chunks = ceil_div(int(tokens) * s.vocab, CHUNK_LOGITS)
     head = 3 * product_seconds(run, cluster, s.hidden, s.vocab, fp8=False)
-    head_bytes = 4 * tokens * s.vocab * size.compute + (8.0 * chunks + 14.0) * s.vocab * s.hidden
+    head_bytes = 3.4 * tokens * s.vocab * size.compute + (8.0 * chunks + 14.0) * s.vocab * s.hidden
     matmul_forward = s.layers * product + head
     matmul_backward = s.layers * product * (2 + again)
     attention_forward, attention_backward = s.layers * attention, s.layers * (attention_back + again * attention)
@@ -123,7 +131,7 @@ def step_time(run: Run, cluster: Cluster, traffic: Traffic | None = None) -> Ste
     gather_again = 0.0 if cluster.keeps_gathered(run) else gather
     reduce = s.parameters * (size.compute + size.reduce + 2.0 * size.reduce / shards) / chip.copy_bytes_s
     optimizer = (
-        s.parameters / shards * (size.weight * 2 + size.optimizer * 2 + size.gradient * 4) / chip.optimizer_bytes_s
+        s.parameters / shards * (size.weight * 2 + size.optimizer * 2 + size.gradient * 3) / chip.optimizer_bytes_s
     )
     messages = s.layers + 1
     net_forward = _seconds(traffic.forward, cluster, messages)
@@ -143,5 +151,5 @@ def step_time(run: Run, cluster: Cluster, traffic: Traffic | None = None) -> Ste
         optimizer=optimizer,
         network=net_forward + net_backward,
         network_exposed=exposed,
-        host=max(0.0, host - busy),
+        host=0.0 if run.recorded else max(0.0, host - busy),
     )
