@@ -25,17 +25,17 @@ MODELS = {
     "0.1b": "HuggingFaceTB/SmolLM2-135M", "0.5b": "Qwen/Qwen2.5-0.5B", "1.5b": "Qwen/Qwen2.5-1.5B", "3b": "Qwen/Qwen2.5-3B",
 }  # fmt: skip
 # (gpus, model, sequences a GPU, tokens a sequence, activation checkpointing, sharding). Not among them, since the constants come
-# from there: 1.5b at 8 × 2048, 16 × 2048, 24 × 2048, 2 × 8192, 1 × 128, full sharding, no checkpointing, two GPUs; 7b.
+# from there: 0.5b at 4 × 2048; 1.5b at 8 × 2048, 16 × 2048, 24 × 2048, 2 × 8192, 1 × 128, full sharding, no checkpointing, two GPUs; 7b.
 POINTS = (
     (2, "1.5b", 32, 512, "none", "full"),
+    (2, "0.1b", 32, 2048, "none", "full"),
     (2, "3b", 8, 2048, "none", "full"),
     (2, "0.5b", 16, 2048, "none", "full"),
-    (2, "0.1b", 32, 2048, "none", "full"),
     (2, "1.5b", 16, 2048, "full", "full"),
     (2, "1.5b", 12, 2048, "none", "hybrid"),
+    (2, "0.1b", 128, 512, "none", "full"),
     (2, "3b", 2, 8192, "none", "full"),
     (2, "0.5b", 64, 512, "none", "full"),
-    (2, "0.1b", 128, 512, "none", "full"),
     (2, "0.5b", 4, 8192, "full", "full"),
     (2, "3b", 32, 512, "full", "full"),
     (2, "0.5b", 16, 2048, "none", "hybrid"),

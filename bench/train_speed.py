@@ -33,12 +33,14 @@ sys.path[:0] = [str(REPO / "bench"), str(REPO / "constructs")]
 import train_speed_chart  # noqa: E402
 import train_speed_ways as ways  # noqa: E402
 
-WAYS = ("sample", "accelerate", "job")
+WAYS = ("sample", "accelerate", "job", "worker")
+SUSTAINED_S = 4.0
 BLOCK_CLASSES = {"qwen2": "Qwen2DecoderLayer", "qwen3": "Qwen3DecoderLayer", "llama": "LlamaDecoderLayer"}
 
 
 def ceilings() -> dict[str, float]:
-    """Measured ceilings of GPU 0: TFLOP/s of a bf16 product of 8192³ on random data, GB/s of a copy (read + written)."""
+    """Measured ceilings of GPU 0: TFLOP/s of a bf16 product of 8192³ on random data, for 40 ms and for ``SUSTAINED_S`` (when
+    the chip's power limit has lowered its clock, as in training), and GB/s of a copy (read + written)."""
     import torch
 
     a, b = (torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16) for _ in range(2))
@@ -58,8 +60,23 @@ def ceilings() -> dict[str, float]:
             spans.append(begin.elapsed_time(end))
         return statistics.median(spans)
 
+    def sustained(times: int) -> float:
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        for number in range(2 * times):
+            if number == times:
+                begin.record()
+            torch.mm(a, b, out=result)
+        end.record()
+        torch.cuda.synchronize()
+        return begin.elapsed_time(end) / times
+
+    result = torch.empty_like(a)
     product, copy = median_ms(lambda: a @ b, 30), median_ms(lambda: to.copy_(big), 20)
-    return {"matmul_tflops": 2 * 8192**3 / product / 1e9, "copy_gb_s": 2 * big.numel() * 2 / copy / 1e6}
+    long = sustained(int(SUSTAINED_S * 1e3 / product / 2))
+    return {
+        "matmul_tflops": 2 * 8192**3 / product / 1e9, "matmul_sustained_tflops": 2 * 8192**3 / long / 1e9,
+        "copy_gb_s": 2 * big.numel() * 2 / copy / 1e6,
+    }  # fmt: skip
 
 
 @contextlib.contextmanager
@@ -116,6 +133,28 @@ def run_job(
     }  # fmt: skip
 
 
+def _in_one_worker(
+    args: argparse.Namespace, settings: dict[str, Any], model_config: Path, gpus: int, folder: str
+) -> list[dict[str, Any]]:
+    """The job's own ``train`` at many points in one Ray Train worker: half a minute less a point than ``job/train.py``."""
+    import job_points
+
+    points = [
+        {
+            **point, "model_config": str(model_config), "precision": (point.get("flags") or ["", "bf16"])[1],
+            "label": point.get("label", "job") + " (one worker)",
+        }
+        for point in args.worker_points
+    ]  # fmt: skip
+    rows: Path = args.out.with_suffix(".rows.jsonl")
+    rows.unlink(missing_ok=True)
+    more = {"points": points, "warmup": args.warmup, "steps": args.steps, "scratch": folder, "rows_file": str(rows)}
+    through_ray(job_points.job_worker, {**settings, **more}, gpus)
+    found = [json.loads(line) for line in rows.read_text().splitlines()]
+    rows.unlink()
+    return [{k: v for k, v in row.items() if k != "model_config"} for row in found if "error" not in row]
+
+
 def _one_way(
     way: str,
     args: argparse.Namespace,
@@ -132,6 +171,8 @@ def _one_way(
             run_job, model_config=model_config, address=address, steps=args.steps, warmup=args.warmup, more=more
         )
         works: list[Callable[[], Any]] = [partial(run, point) for point in [*args.points, *args.job_points]]
+    elif way == "worker":
+        works = [partial(_in_one_worker, args, settings, model_config, gpus, folder)]
     else:
         points = [{**p, "report": p["batch"] * p["seq"] == 16384 and p["seq"] == 2048} for p in args.points]
         works = [partial(through_ray, getattr(ways, f"{way}_worker"), {**settings, "points": points}, gpus)]
@@ -190,6 +231,13 @@ def main() -> int:
         default=[parse_point(p) for p in ("16x2048", "8x2048:fp8", "16x2048:fp8")],
         help="points of our job alone",
     )
+    parser.add_argument(
+        "--worker-points",
+        nargs="*",
+        type=parse_point,
+        default=[parse_point(p) for p in ("24x2048", "24x2048:fp8", "32x512")],
+        help="more points of our job, all in one worker",
+    )
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS))
     parser.add_argument("--gpus", type=int, default=None, help="default: all")
     parser.add_argument("--steps", type=int, default=20)
@@ -244,7 +292,7 @@ def main() -> int:
         small_config = {**config, "num_hidden_layers": 4}
         small.write_text(json.dumps(small_config))
         settings = {
-            "model": config, "points": args.points, "warmup": args.warmup, "steps": args.steps, "seconds": args.seconds, "report_steps": 5,
+            "model": config, "points": args.points, "warmup": args.warmup, "steps": args.steps, "seconds": args.seconds, "report_steps": 4,
             "wrap_parameters": args.wrap_parameters, "block_class": BLOCK_CLASSES.get(str(config["model_type"]), ""),
             "job_dir": str(REPO / "job"),
         }  # fmt: skip
