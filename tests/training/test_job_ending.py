@@ -101,7 +101,7 @@ def test_a_main_thread_that_does_not_hear_is_ended_before_rays_kill(why: str) ->
     run = ended(DEAF[why])
     assert [(done["status"], done["exit_code"]) for done in run.done] == [("stopped", 143)], run.stderr
     assert run.code == 143
-    assert run.seconds < 15
+    assert run.seconds < 25
 
 
 def test_what_was_told_stands_whatever_comes_later(capsys: pytest.CaptureFixture[str]) -> None:

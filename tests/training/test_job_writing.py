@@ -31,13 +31,12 @@ def test_a_paced_writer_works_its_share_of_the_time() -> None:
     assert time.monotonic() - began >= 0.45  # 0.1 s of work and four times that of rest, but for the clock's grain
 
 
-def test_a_writer_at_full_share_never_rests() -> None:
+def test_a_writer_at_full_share_never_rests(monkeypatch: pytest.MonkeyPatch) -> None:
     pace = Pace(1.0)
+    monkeypatch.setattr(pace._hurry, "wait", lambda _seconds: pytest.fail("it rested"))
     pace.begin()
-    work(0.2)
-    began = time.monotonic()
+    work(0.02)
     pace.rest()
-    assert time.monotonic() - began < 0.1
 
 
 def test_who_waits_ends_the_rest_at_once_and_for_good() -> None:
@@ -49,7 +48,7 @@ def test_who_waits_ends_the_rest_at_once_and_for_good() -> None:
     pace.rest()  # 50 s, were nobody waiting
     work(0.05)
     pace.rest()
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 25
 
 
 def _write(folder: str) -> dict[str, str]:

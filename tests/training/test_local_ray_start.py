@@ -74,7 +74,7 @@ def test_where_the_raylet_dies_the_start_is_tried_once_more_and_the_log_shown(
         said = capsys.readouterr().err
         assert starts(fake)[1:] == [cluster.node_process(0).pid]
         assert cluster.head.folder.exists()
-    assert time.monotonic() - began < 30
+    assert time.monotonic() - began < 120
     assert "local Ray: raylet of head ended" in said
     assert "no room for the object store" in said
     assert "starting the local Ray cluster once more" in said
@@ -86,7 +86,7 @@ def test_where_it_dies_again_the_error_shows_the_log_and_nothing_is_left(fake: d
     began = time.monotonic()
     with pytest.raises(ClusterNotReadyError, match=r"(?s)raylet of head ended.*no room for the object store"), cluster:
         pass
-    assert time.monotonic() - began < 30
+    assert time.monotonic() - began < 120
     assert len(starts(fake)) == 2
     assert not any(Path(f"/proc/{pid}").exists() for pid in starts(fake))
     assert not cluster.folder.exists()
