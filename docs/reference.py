@@ -80,11 +80,12 @@ def _table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
 
 
 # ---- constructs ---------------------------------------------------------------------------------------------------------
-def _class(name: str) -> ast.ClassDef:
+def _class(name: str) -> tuple[ast.ClassDef, Path]:
+    """A class of the library and the file that it stands in."""
     for path in sorted(LIBRARY.glob("*.py")):
         for node in ast.parse(path.read_text(encoding="utf-8")).body:
             if isinstance(node, ast.ClassDef) and node.name == name:
-                return node
+                return node, path
     raise LookupError(f"no class {name} in {LIBRARY}")
 
 
@@ -103,7 +104,7 @@ def described(docstring: str, known: set[str]) -> dict[str, str]:
 
 def properties(name: str) -> list[tuple[str, str, str, str]]:
     """(name, type, default, meaning) of every keyword-only property of a construct; an empty default: required."""
-    node = _class(name)
+    node, _ = _class(name)
     init = next(n for n in node.body if isinstance(n, ast.FunctionDef) and n.name == "__init__")
     known = described(ast.get_docstring(node) or "", {a.arg for a in init.args.kwonlyargs})
     rows = []
@@ -121,7 +122,8 @@ def construct_table(name: str) -> str:
         (f"`{prop}`", f"`{_cell(kind)}`", f"`{_cell(default)}`" if default else "required", _cell(meaning).rstrip("."))
         for prop, kind, default, meaning in properties(name)
     ]
-    return _table(("property", "type", "default", "meaning"), rows)
+    source = _class(name)[1].relative_to(REPO).as_posix()
+    return _table(("property", "type", "default", "meaning"), rows) + f"\nSource: [{source}](../{source})\n"
 
 
 # ---- commands and flags -------------------------------------------------------------------------------------------------
