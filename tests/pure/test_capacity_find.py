@@ -217,6 +217,8 @@ def test_type_that_no_region_offers_exits_5(run: Cli) -> None:
         ["find", "--instance-type", "g4dn.xlarge"],
         ["find", "--regions", "a", "--all-regions"],
         ["check", "lt-0123"],
+        ["check", "cr-1"],
+        ["check", "cr-0123456789abcdefg"],
         [],
     ],
     ids=lambda argv: " ".join(argv),
@@ -224,6 +226,18 @@ def test_type_that_no_region_offers_exits_5(run: Cli) -> None:
 def test_wrong_use_is_one_message_and_exit_code_2(run: Cli, argv: list[str]) -> None:
     assert run({"us-west-2": _oregon()}, *argv) == 2
     assert run.err.strip() and "Traceback" not in run.err
+
+
+def test_a_malformed_id_is_refused_before_settings_region_or_account_are_asked_for(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from eks_ray_train.cli.__main__ import main
+
+    monkeypatch.chdir(tmp_path)  # no cdk.json
+    monkeypatch.setattr("eks_ray_train.cli.capacity.open_account", lambda _: pytest.fail("an account was opened"))
+    assert main(["capacity", "check", "cr-1"]) == 2
+    error = capsys.readouterr().err
+    assert "'cr-1'" in error and "cr-0123456789abcdef0" in error and "region" not in error
 
 
 def test_check_tells_fit_and_misfit(run: Cli) -> None:

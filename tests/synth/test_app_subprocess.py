@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -82,6 +84,20 @@ def test_cdk_synth_works_with_the_cli_and_node_of_the_virtual_environment(repo: 
         if r["Type"] == "AWS::EKS::Nodegroup"
     ]
     assert sizes == [3]
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="needs Linux's /proc to see when jsii has started")
+def test_ctrl_c_during_synthesis_is_quiet_and_exit_code_130(repo: Path, tmp_path: Path) -> None:
+    running = subprocess.Popen(
+        [sys.executable, "app.py"], cwd=repo, env=_environment(CDK_OUTDIR=str(tmp_path)), text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    children = Path(f"/proc/{running.pid}/task/{running.pid}/children")
+    while running.poll() is None and not children.read_text().split():
+        time.sleep(0.01)
+    running.send_signal(signal.SIGINT)
+    out, error = running.communicate(timeout=60)
+    assert (running.returncode, out, error) == (130, "", "")
 
 
 BAD = [

@@ -46,6 +46,12 @@ CHANGES = {
         {"RayCluster", "ConfigMap"},
         set(),
     ),
+    "fewer nodes": Change(
+        {"gpu_node_count": 1},
+        {"Custom::CapacityClaim", "Custom::SpendingLimit", "AWS::EKS::Nodegroup", MANIFEST},
+        {"RayCluster", "ConfigMap"},
+        set(),
+    ),
     "instance type": Change(
         {"gpu_instance_type": "g6.24xlarge"},
         {"Custom::CapacityClaim", "AWS::IAM::Policy", "AWS::EC2::LaunchTemplate", MANIFEST},
@@ -140,8 +146,9 @@ def test_changed_job_files_change_the_job_files_and_nothing_else(
     eks = EksStack(app, "EksRayTrainCluster", settings=Settings(), vpc=network.vpc, env=env)
     TrainingStack(app, "EksRayTrainTraining", settings=Settings(), eks=eks, job_dir=job, env=env)
     app.synth()
-    after = json.loads((tmp_path / "out" / "EksRayTrainTraining.template.json").read_text())["Resources"]
-    before = default_app["training"]["Resources"]
+    changed = json.loads((tmp_path / "out" / "EksRayTrainTraining.template.json").read_text())
+    assert _pods(changed) == _pods(default_app["training"])
+    after, before = changed["Resources"], default_app["training"]["Resources"]
     assert set(after) == set(before)
     differing = [name for name, resource in after.items() if resource != before[name]]
     (name,) = differing
