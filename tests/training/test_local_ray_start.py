@@ -136,3 +136,16 @@ def test_a_raylet_is_told_its_agents_port_before_it_gives_up(fake: dict[str, str
         finally:
             os.killpg(raylet.pid, signal.SIGKILL)
             raylet.wait()
+
+
+def test_what_a_dead_raylet_left_is_ended_with_the_cluster(fake: dict[str, str]) -> None:
+    fake["FAKE_DEATHS"] = "0"
+    with LocalCluster(workers=0, env=fake) as cluster:
+        folder = cluster.head.folder
+        orphan = subprocess.Popen(["/bin/sh", "-c", "sleep 60 # $0", f"--log-dir={folder}/logs"])
+        other = subprocess.Popen(["/bin/sh", "-c", "sleep 60 # $0", "--log-dir=/nonexistent/logs"])
+    assert orphan.wait(timeout=30) == -signal.SIGKILL
+    assert other.poll() is None
+    other.kill()
+    other.wait()
+    assert not folder.exists()

@@ -25,7 +25,7 @@ from typing import Any
 from eks_ray_train.errors import ClusterNotReadyError, UsageError
 
 from .local_ray_node import CORE, PORTS_A_NODE, LocalNode
-from .processes import children, descendants, end_with_parent, stop_all
+from .processes import children, descendants, end_with_parent, given_folder, stop_all
 
 FIRST_PORT, LAST_PORT = 20_000, 32_000  # below Linux's range for outgoing connections (32768 on)
 START_SECONDS = 240.0
@@ -140,6 +140,9 @@ class LocalCluster:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(timeout=5)
         self._processes.clear()
+        for pid in given_folder(self.folder):  # agents of a raylet that died before: nobody's children
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def _start_patiently(self) -> None:

@@ -60,6 +60,17 @@ def children(parents: list[int]) -> dict[int, dict[int, tuple[str, bool]]]:
     return found
 
 
+def given_folder(folder: Path) -> list[int]:
+    """Ids of processes that were started with a flag that names something in ``folder``, whoever their parent is now."""
+    listing = subprocess.run(["ps", "-A", "-ww", "-o", "pid=,args="], capture_output=True, text=True, check=True).stdout
+    found = []
+    for line in listing.splitlines():
+        pid, *words = line.split()
+        if any(word.startswith("--") and f"={folder}/" in word for word in words):
+            found.append(int(pid))
+    return found
+
+
 def stop_all(roots: list[int], *, patience_s: float = 8.0) -> None:
     """SIGTERM to ``roots``, newest first, then SIGKILL to whatever of their offspring still lives after ``patience_s``.
 
