@@ -7,28 +7,30 @@ import json
 import os
 import random
 import re
+import signal
 import socket
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 pytest.importorskip("ray")
 
 from eks_ray_train.cli.local_ray import LocalCluster
+from eks_ray_train.cli.processes import descendants
+from tests.ray_stub import StubRay, serve
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(400)]
 STUB = Path(__file__).resolve().parent.parent / "data" / "stub_job"
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[LocalCluster]:
-    with LocalCluster(workers=2) as running:
-        yield running
+def cluster(ray_cluster: LocalCluster) -> LocalCluster:
+    return ray_cluster
 
 
 class Cli:
@@ -38,11 +40,13 @@ class Cli:
         self.cluster, self.folder = cluster, folder
         self.env = {**os.environ, **cluster.environment()}
 
-    def start(self, *words: str, address: str | None = None) -> subprocess.Popen[bytes]:
+    def start(
+        self, *words: str, address: str | None = None, program: tuple[str, ...] = ("-m", "eks_ray_train.cli"), out: Any = subprocess.PIPE
+    ) -> subprocess.Popen[bytes]:
         command, *rest = words
         return subprocess.Popen(
-            [sys.executable, "-m", "eks_ray_train.cli", command, "--address", address or self.cluster.address, *rest],
-            cwd=self.folder, env=self.env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            [sys.executable, *program, command, "--address", address or self.cluster.address, *rest],
+            cwd=self.folder, env=self.env, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.PIPE,
         )  # fmt: skip
 
     def __call__(self, *words: str, address: str | None = None, timeout: float = 180) -> subprocess.CompletedProcess[bytes]:
@@ -104,9 +108,13 @@ class CuttingProxy:
             one.close()
             self.open.discard(one)
 
+    def cut(self) -> None:
+        """End every connection that is open."""
+        self._end(*list(self.open))
+
     def go_away(self, seconds: float) -> None:
         self.away.set()
-        self._end(*list(self.open))
+        self.cut()
         time.sleep(seconds)
         self.away.clear()
 
@@ -170,8 +178,6 @@ def test_a_job_over_its_time_limit_is_stopped_and_exit_code_4(cli: Cli) -> None:
 
 
 def test_interrupting_without_a_terminal_detaches_and_the_job_goes_on(cli: Cli) -> None:
-    import signal
-
     following = cli.start("submit", "--job-dir", str(STUB), "--", "sleep", "302")
     job = wait_for_id(cli, "sleep 302")
     following.send_signal(signal.SIGINT)
@@ -206,10 +212,65 @@ def test_a_dashboard_that_goes_away_and_comes_back_loses_nothing(cli: Cli, clust
     assert b"the dashboard answers again" in err
 
 
-def test_a_flood_of_lines_arrives_whole(cli: Cli) -> None:
-    done = cli.submit("lines", "400000")
-    assert done.returncode == 0
-    assert numbers(done.stdout) == list(range(400_000))
+def test_a_flood_of_lines_arrives_whole_and_in_bounded_memory(cli: Cli) -> None:
+    """400,000 lines as fast as a program can print them, which is several 100,000 a second, and a reader that is in no hurry."""
+    with (cli.folder / "out").open("wb") as out:
+        following = cli.start("submit", "--job-dir", str(STUB), "--", "lines", "400000", out=out)
+        assert following.stderr is not None
+        error = following.stderr.read()
+        _, status, used = os.wait4(following.pid, 0)
+    following.returncode = os.waitstatus_to_exitcode(status)
+    assert following.returncode == 0, error.decode()
+    assert numbers((cli.folder / "out").read_bytes()) == list(range(400_000))
+    assert used.ru_maxrss < 250 * 1024, used.ru_maxrss  # KiB; the log itself is 24 MB
+
+
+IMPATIENT = """
+import sys
+from eks_ray_train.cli import follow
+from eks_ray_train.cli.__main__ import main
+follow.follow.__kwdefaults__["lost_after_s"] = 12.0
+sys.exit(main())
+"""
+
+
+def kill_head(cluster: LocalCluster) -> None:
+    """The head and all that it started, at once, as a machine that is switched off."""
+    for pid in descendants([cluster.node_process(0).pid]):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+@pytest.mark.faults
+def test_a_head_that_dies_is_exit_code_6_in_bounded_time_and_says_how_to_look_again(tmp_path: Path) -> None:
+    with LocalCluster(workers=1) as own:
+        cli = Cli(own, tmp_path)
+        following = cli.start("submit", "--job-dir", str(STUB), "--", "sleep", "303", program=("-c", IMPATIENT))
+        job = wait_for_id(cli, "sleep 303")
+        kill_head(own)
+        began = time.monotonic()
+        _, err = following.communicate(timeout=120)
+    assert following.returncode == 6, err.decode()
+    assert time.monotonic() - began < 60
+    assert f"eks-ray-train status {job}".encode() in err and b"Traceback" not in err
+
+
+@pytest.mark.faults
+def test_a_head_that_is_replaced_has_lost_the_job_which_is_exit_code_4(tmp_path: Path) -> None:
+    with LocalCluster(workers=1) as own, contextlib.closing(proxy_of(own, seed=1, low=10**9, high=10**9)) as proxy:
+        cli = Cli(own, tmp_path)
+        following = cli.start("submit", "--job-dir", str(STUB), "--", "sleep", "304", address=proxy.address)
+        wait_for_id(cli, "sleep 304")
+        proxy.away.set()
+        kill_head(own)
+        proxy.cut()
+        # The new head: the same token (on EKS the operator's secret outlives the head), and no job that it knows.
+        with serve(StubRay(token=own.token).app()) as port:
+            proxy.target = ("127.0.0.1", port)
+            proxy.away.clear()
+            _, err = following.communicate(timeout=120)
+    assert following.returncode == 4, err.decode()
+    assert b"has vanished" in err and b"--resume auto" in err
 
 
 def test_binary_and_a_line_of_a_megabyte_arrive_whole(cli: Cli) -> None:
