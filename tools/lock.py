@@ -17,9 +17,8 @@ import tomllib
 from pathlib import Path
 
 REPO = Path(__file__).resolve().parent.parent
-# requirements file -> lock; the job's and the tests' without PyTorch and what only PyTorch brings.
+# Each gets a lock; the job's and the tests' are without PyTorch and what only PyTorch brings.
 LOCKS = ("requirements-cdk", "requirements", "requirements-dev", "requirements-docs", "requirements-lint", "requirements-release", "requirements-checkov")
-WITH_TORCH = ("requirements", "requirements-dev")
 TORCH_LOCK = "requirements-torch.lock"
 TORCH_PARTS = re.compile(r"(torch|triton|nvidia-[\w-]+|cuda-[\w-]+)$")
 BLOCK = re.compile(r"^(?P<name>[a-z0-9][a-z0-9._-]*)==.*?(?=^[a-z0-9]|\Z)", re.DOTALL | re.MULTILINE)
@@ -43,7 +42,8 @@ def resolved(source: str) -> str:
 
 def parts(text: str) -> tuple[str, str]:
     """(everything else, PyTorch and its CUDA libraries) of a resolved text."""
-    other, torch = [], []
+    other: list[str] = []
+    torch: list[str] = []
     for block in BLOCK.finditer(text):
         (torch if TORCH_PARTS.match(block["name"]) else other).append(block[0])
     return "".join(other), "".join(torch)
