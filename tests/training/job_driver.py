@@ -16,7 +16,7 @@ from typing import IO, Any
 from eks_ray_train.cli.local_ray import LocalCluster
 
 REPO = Path(__file__).resolve().parents[2]
-ENDS_WITHIN_S = 400
+ENDS_WITHIN_S = 900  # a bound, not an expectation: on a busy machine a run ends ten times later than on an idle one
 NODE_ENVIRONMENT = {"PYTHONPATH": str(REPO / "job"), "RAY_worker_niceness": "0"}
 """Of the cluster's nodes: Ray gives workers the folder of the driver's script, which for a faulty one is not the job's; and a
 niceness of 15, with which they starve on a busy machine."""

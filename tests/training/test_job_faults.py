@@ -23,7 +23,7 @@ from tests.training.fault_results import FP32, check_positions, compare, of_step
 from tests.training.job_driver import NODE_ENVIRONMENT, Driver, run
 from tests.training.job_ranks import run_job, write_inputs
 
-pytestmark = [pytest.mark.ray, pytest.mark.faults, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.ray, pytest.mark.faults, pytest.mark.timeout(2700)]
 STEPS = 40
 SLOW = ("slow", "0", "200", "/nonexistent")
 SLOWER = ("slow", "0", "800", "/nonexistent")  # the ranks ask for notices every 10 s

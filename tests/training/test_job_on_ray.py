@@ -15,7 +15,7 @@ from tests.training.fault_results import check_positions, compare, of_steps, sce
 from tests.training.job_driver import Driver, Finished, run
 from tests.training.job_ranks import run_job, write_inputs
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(2000)]
 STEPS = 12
 
 
