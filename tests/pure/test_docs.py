@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from eks_ray_train.errors import ExitCode
-from eks_ray_train.settings import Settings
+from eks_ray_train.settings import Settings, from_mapping
 from tests.docs_reading import (
     CURRENT,
     FENCE,
@@ -200,3 +200,14 @@ def test_python_in_the_docs_compiles_and_imports_public_names(body: str) -> None
     for node in ast.walk(ast.parse(body)):
         if isinstance(node, ast.ImportFrom) and node.module == "eks_ray_train":
             assert [alias.name for alias in node.names if alias.name not in eks_ray_train.__all__] == []
+
+
+def settings_blocks() -> list[Any]:
+    blocks = [(page, body) for page in CURRENT for language, body in FENCE.findall(page.read_text(encoding="utf-8")) if language == "json"]
+    return [pytest.param("{" + body.replace("<64 hex digits>", "0" * 64) + "}", id=f"{page.name}-{n}") for n, (page, body) in enumerate(blocks)]
+
+
+@pytest.mark.parametrize("body", settings_blocks())
+def test_settings_that_a_page_shows_are_accepted(body: str) -> None:
+    shown = json.loads(body)
+    assert shown and from_mapping(shown) != Settings()
