@@ -28,7 +28,7 @@ from .local_ray_node import CORE, PORTS_A_NODE, LocalNode
 from .processes import children, descendants, end_with_parent, given_folder, stop_all
 
 FIRST_PORT, LAST_PORT = 20_000, 32_000  # below Linux's range for outgoing connections (32768 on)
-START_SECONDS = 240.0
+START_SECONDS = 400.0  # of a busy machine; what dies is told at once
 STARTS = 2  # on a busy machine a part of Ray now and then gives up; what fails twice has another reason
 # Ray gives its own parts 30 to 60 s to start, and a dashboard that took longer ends for good: too little for a busy machine
 # (ray/dashboard/consts.py; ray/_private/node.py; ray_config_def.h, Ray 2.58).
