@@ -180,7 +180,9 @@ def worker(rank: int, world: int, args: argparse.Namespace, store: str, folder: 
     device = torch.device("cuda", rank)
     torch.cuda.set_device(device)
     dist.init_process_group("cpu:gloo,cuda:nccl", init_method=f"file://{store}", rank=rank, world_size=world)
-    ranks = Ranks(rank=rank, world_size=world, local_rank=rank, local_world_size=world, node_rank=0, node="here", device=device)
+    ranks = Ranks(
+        rank=rank, world_size=world, local_rank=rank, local_world_size=world, node_rank=0, node="here", device=device
+    )
     began = time.monotonic()
     for text in args.point:
         size, _, precision = text.partition(":")
@@ -201,7 +203,11 @@ def worker(rank: int, world: int, args: argparse.Namespace, store: str, folder: 
             except Exception as error:
                 import traceback
 
-                row = {**point, "error": f"{type(error).__name__}: {error}"[:3000], "trace": traceback.format_exc()[-3000:]}
+                row = {
+                    **point,
+                    "error": f"{type(error).__name__}: {error}"[:3000],
+                    "trace": traceback.format_exc()[-3000:],
+                }
                 print(json.dumps(row), flush=True)
             if rank == 0:
                 with Path(args.out).open("a") as stream:
@@ -237,7 +243,8 @@ def main() -> int:
         config.write_text(json.dumps({**known_config(args.model), "max_position_embeddings": 32768}))
         args.model_config = str(config)
         processes = [
-            context.Process(target=worker, args=(rank, args.gpus, args, f"{folder}/store", folder)) for rank in range(args.gpus)
+            context.Process(target=worker, args=(rank, args.gpus, args, f"{folder}/store", folder))
+            for rank in range(args.gpus)
         ]
         for process in processes:
             process.start()

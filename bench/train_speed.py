@@ -32,51 +32,11 @@ sys.path[:0] = [str(REPO / "bench"), str(REPO / "constructs")]
 
 import train_speed_chart  # noqa: E402
 import train_speed_ways as ways  # noqa: E402
+from train_speed_ceilings import ceilings  # noqa: E402
+from train_speed_chart import table  # noqa: E402
 
 WAYS = ("sample", "accelerate", "job", "worker")
-SUSTAINED_S = 4.0
 BLOCK_CLASSES = {"qwen2": "Qwen2DecoderLayer", "qwen3": "Qwen3DecoderLayer", "llama": "LlamaDecoderLayer"}
-
-
-def ceilings() -> dict[str, float]:
-    """Measured ceilings of GPU 0: TFLOP/s of a bf16 product of 8192³ on random data, for 40 ms and for ``SUSTAINED_S`` (when
-    the chip's power limit has lowered its clock, as in training), and GB/s of a copy (read + written)."""
-    import torch
-
-    a, b = (torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16) for _ in range(2))
-    big = torch.empty(2**31, device="cuda", dtype=torch.bfloat16).normal_()
-    to = torch.empty_like(big)
-
-    def median_ms(work: Callable[[], Any], times: int) -> float:
-        for _ in range(3):
-            work()
-        spans = []
-        for _ in range(times):
-            begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-            begin.record()
-            work()
-            end.record()
-            torch.cuda.synchronize()
-            spans.append(begin.elapsed_time(end))
-        return statistics.median(spans)
-
-    def sustained(times: int) -> float:
-        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        for number in range(2 * times):
-            if number == times:
-                begin.record()
-            torch.mm(a, b, out=result)
-        end.record()
-        torch.cuda.synchronize()
-        return begin.elapsed_time(end) / times
-
-    result = torch.empty_like(a)
-    product, copy = median_ms(lambda: a @ b, 30), median_ms(lambda: to.copy_(big), 20)
-    long = sustained(int(SUSTAINED_S * 1e3 / product / 2))
-    return {
-        "matmul_tflops": 2 * 8192**3 / product / 1e9, "matmul_sustained_tflops": 2 * 8192**3 / long / 1e9,
-        "copy_gb_s": 2 * big.numel() * 2 / copy / 1e6,
-    }  # fmt: skip
 
 
 @contextlib.contextmanager
@@ -202,19 +162,6 @@ def finish(rows: list[dict[str, Any]], shape: Any, ceiling: float | None) -> Non
         row["share_of_ceiling"] = row["tflops_per_gpu"] / ceiling if ceiling else None
         row["spread"] = (max(row["step_s"]) - min(row["step_s"])) / row["median_s"]
         row["step_s"] = [round(value, 5) for value in row["step_s"]]
-
-
-def table(rows: list[dict[str, Any]]) -> str:
-    """The rows for people."""
-    out = [
-        f"{'way':<22}{'batch × seq':>12}{'step s':>10}{'spread':>8}{'tokens/s/GPU':>14}{'TFLOP/s/GPU':>13}{'peak GiB':>10}"
-    ]
-    for row in rows:
-        out.append(
-            f"{row.get('label', row['way']):<22}{row['batch']:>4} × {row['seq']:<5}{row['median_s']:>10.4f}{row['spread']:>8.1%}"
-            f"{row['tokens_per_s_per_gpu']:>14,.0f}{row['tflops_per_gpu']:>13.1f}{row['peak_gib']:>10.1f}"
-        )
-    return "\n".join(out)
 
 
 def main() -> int:

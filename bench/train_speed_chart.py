@@ -1,4 +1,4 @@
-"""The chart of ``train_speed.py``: tokens a second and GPU by way, one group of bars a point; SVG, light and dark."""
+"""The table and the chart of ``train_speed.py``: tokens a second and GPU by way, one group of bars a point; SVG, light and dark."""
 
 from __future__ import annotations
 
@@ -50,3 +50,16 @@ def render(result: dict[str, Any]) -> str:
         f'<style>{style}</style><rect class="bg" width="100%" height="100%"/>'
         f'<text x="10" y="22" style="font-size:15px;font-weight:600">{escape(title)}</text>{"".join(out)}</svg>\n'
     )
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """The rows for people."""
+    out = [
+        f"{'way':<22}{'batch × seq':>12}{'step s':>10}{'spread':>8}{'tokens/s/GPU':>14}{'TFLOP/s/GPU':>13}{'peak GiB':>10}"
+    ]
+    for row in rows:
+        out.append(
+            f"{row.get('label', row['way']):<22}{row['batch']:>4} × {row['seq']:<5}{row['median_s']:>10.4f}{row['spread']:>8.1%}"
+            f"{row['tokens_per_s_per_gpu']:>14,.0f}{row['tflops_per_gpu']:>13.1f}{row['peak_gib']:>10.1f}"
+        )
+    return "\n".join(out)

@@ -42,7 +42,10 @@ def _join(module: fx.GraphModule) -> int:
         if node.op == "call_function" and node.target in _LINEAR:
             _, weight, bias = _operands(node)
             given = [weight] if bias is None else [weight, bias]
-            if all(isinstance(x, fx.Node) and x.op in ("placeholder", "get_attr") and "example_value" in x.meta for x in given):
+            if all(
+                isinstance(x, fx.Node) and x.op in ("placeholder", "get_attr") and "example_value" in x.meta
+                for x in given
+            ):
                 groups.setdefault((_operands(node)[0], bias is None), []).append(node)
     joined = 0
     for (source, plain), nodes in groups.items():

@@ -107,7 +107,9 @@ class StepGraph:
                 for other in _recorded(self._root):
                     stream.wait_stream(other)
         except RuntimeError as error:
-            raise JobError(f"this model's step cannot be recorded as a CUDA graph: {error}; use --no-compile") from error
+            raise JobError(
+                f"this model's step cannot be recorded as a CUDA graph: {error}; use --no-compile"
+            ) from error
 
 
 def _recorded(root: torch.nn.Module) -> list[torch.cuda.Stream]:

@@ -20,7 +20,11 @@ class Attention(nn.Module):
 
     def __init__(self, bias: bool) -> None:
         super().__init__()
-        self.q, self.k, self.v = nn.Linear(32, 64, bias=bias), nn.Linear(32, 16, bias=bias), nn.Linear(32, 16, bias=bias)
+        self.q, self.k, self.v = (
+            nn.Linear(32, 64, bias=bias),
+            nn.Linear(32, 16, bias=bias),
+            nn.Linear(32, 16, bias=bias),
+        )
         self.wide_a, self.wide_b = nn.Linear(64, 2048, bias=False), nn.Linear(64, 2048, bias=False)
 
     def forward(self, x: Any) -> Any:
