@@ -75,7 +75,7 @@ class Page:
         )
         self.loaded = False
         self.call("Page.navigate", url=path.resolve().as_uri())
-        give_up = time.monotonic() + 30
+        give_up = time.monotonic() + 120
         while not self.loaded:
             assert time.monotonic() < give_up, "the page did not load"
             self._event(json.loads(self._socket.recv()))
@@ -123,15 +123,15 @@ def browser(folder: Path) -> Iterator[Page]:
     )
     try:
         port_file = folder / "DevToolsActivePort"
-        give_up = time.monotonic() + 60
+        give_up = time.monotonic() + 180
         while not (port_file.exists() and port_file.read_text().strip()):
             assert process.poll() is None, f"Chromium ended with {process.returncode}"
             assert time.monotonic() < give_up, "Chromium did not start"
             time.sleep(0.1)
         port = port_file.read_text().split()[0]
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/json", timeout=30) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/json", timeout=120) as answer:
             [tab] = [t for t in json.load(answer) if t["type"] == "page"]
-        socket = websocket.create_connection(tab["webSocketDebuggerUrl"], timeout=60)
+        socket = websocket.create_connection(tab["webSocketDebuggerUrl"], timeout=180)
         try:
             yield Page(socket)
         finally:
