@@ -179,7 +179,7 @@ def wrong_aws(line: str) -> list[str]:
     """What AWS's own models say against an ``aws`` command: unknown service, operation or parameter."""
     loader = Loader()
     _, service, operation, *words = shlex.split(line.replace("…", "x"))
-    if (service, operation) == ("eks", "update-kubeconfig"):  # the CLI's own, not the API's
+    if (service, operation) in (("eks", "update-kubeconfig"), ("s3", "cp")):  # the CLI's own, not the API's
         return []
     if service not in loader.list_available_services("service-2"):
         return [service]
