@@ -79,7 +79,7 @@ lint: $(VENV)/.stamp-dev .venv-lint/.stamp ## style, types, dead code, duplicate
 # Environments of their own: what builds pages or releases must not decide the versions that the tests run with.
 .venv-%/.stamp: requirements-%.lock
 	@echo "==> installing $<"
-	@$(PYTHON) -m venv .venv-$*
+	@test -x .venv-$*/bin/pip || $(PYTHON) -m venv .venv-$*
 	@.venv-$*/bin/python -m pip install --disable-pip-version-check -q --require-hashes --no-deps -r $<
 	@touch $@
 
