@@ -1,4 +1,7 @@
-"""What makes settings valid: one function a rule, each message saying what, got, allowed and remedy."""
+"""What makes settings valid: one function a rule, each message saying what, got, allowed and remedy.
+
+(Over 300 lines because the rules of all settings stand here, in one place.)
+"""
 
 from __future__ import annotations
 
