@@ -28,11 +28,18 @@ SHARE_BESIDE_CPU_TRAINING = 0.15
 """Share of the time that a writer works where the loop needs the CPUs itself."""
 
 
-class Pace:
-    """Rests so that the calling thread works at most ``share`` of the time; ``hurry`` ends all resting for good."""
+FREE_S = 0.05
+"""Seconds of work that no loop feels: a small checkpoint is written at once."""
 
-    def __init__(self, share: float) -> None:
-        self._share = share
+
+class Pace:
+    """Rests so that the calling thread works at most ``share`` of the time, but for its first ``free_s`` seconds of work.
+
+    ``hurry`` ends all resting for good.
+    """
+
+    def __init__(self, share: float, free_s: float = FREE_S) -> None:
+        self._share, self._free_s = share, free_s
         self._hurry = threading.Event()
         self._worked = 0.0
 
@@ -42,8 +49,11 @@ class Pace:
 
     def rest(self) -> None:
         """As long as the work since the last call asks for."""
-        if self._share < 1 and not self._hurry.is_set():
-            self._hurry.wait((time.thread_time() - self._worked) * (1 / self._share - 1))
+        work = time.thread_time() - self._worked
+        free = min(work, self._free_s)
+        self._free_s -= free
+        if self._share < 1 and work > free and not self._hurry.is_set():
+            self._hurry.wait((work - free) * (1 / self._share - 1))
         self._worked = time.thread_time()
 
     def hurry(self) -> None:

@@ -33,6 +33,8 @@ def faulty_worker(settings: dict[str, Any]) -> Any:
 
     def train(self: Any, *args: Any) -> Any:
         done[0] += 1
+        if fault == "kill":
+            time.sleep(0.1)  # so that checkpoints before the step are committed when it comes
         if fault == "slow":
             time.sleep(step / 1000)
         elif self.ranks.rank == rank and done[0] == step and not Path(mark).exists():

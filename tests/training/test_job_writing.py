@@ -23,7 +23,7 @@ def work(seconds: float) -> None:
 
 
 def test_a_paced_writer_works_its_share_of_the_time() -> None:
-    pace, began = Pace(0.2), time.monotonic()
+    pace, began = Pace(0.2, free_s=0.0), time.monotonic()
     pace.begin()
     for _ in range(5):
         work(0.02)
@@ -31,8 +31,11 @@ def test_a_paced_writer_works_its_share_of_the_time() -> None:
     assert time.monotonic() - began >= 0.45  # 0.1 s of work and four times that of rest, but for the clock's grain
 
 
-def test_a_writer_at_full_share_never_rests(monkeypatch: pytest.MonkeyPatch) -> None:
-    pace = Pace(1.0)
+@pytest.mark.parametrize(("share", "free_s"), [(1.0, 0.0), (0.1, 10.0)])
+def test_a_writer_at_full_share_and_a_small_write_never_rest(
+    monkeypatch: pytest.MonkeyPatch, share: float, free_s: float
+) -> None:
+    pace = Pace(share, free_s)
     monkeypatch.setattr(pace._hurry, "wait", lambda _seconds: pytest.fail("it rested"))
     pace.begin()
     work(0.02)
@@ -40,7 +43,7 @@ def test_a_writer_at_full_share_never_rests(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_who_waits_ends_the_rest_at_once_and_for_good() -> None:
-    pace = Pace(0.001)
+    pace = Pace(0.001, free_s=0.0)
     pace.begin()
     work(0.05)
     threading.Timer(0.1, pace.hurry).start()
