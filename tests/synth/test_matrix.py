@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -209,7 +210,8 @@ def unions(templates: list[dict[str, Any]]) -> list[dict[str, Any]]:
     seen: set[tuple[str, str]] = set()
     for template in templates:
         resources = template["Resources"]
-        keys = {name: (name, json.dumps(resource, sort_keys=True)) for name, resource in resources.items()}
+        # Rows have a namespace each (m12, j12), which is no difference that a rule sees.
+        keys = {n: (n, re.sub(r"\b([mj])\d+\b", r"\1", json.dumps(r, sort_keys=True))) for n, r in resources.items()}
         new = [name for name, key in keys.items() if key not in seen]
         seen.update(keys.values())
         if not made or len(made[-1]["Resources"]) + len(new) > MOST_RESOURCES - len(resources):
@@ -248,6 +250,8 @@ def test_unions_hold_every_different_resource_once_with_what_it_names() -> None:
     first, second = template(A={"X": 1}, B={"Ref": "A"}), template(A={"X": 2}, B={"Ref": "A"}, C={"Ref": "B"})
     (union,) = unions([first, second, first])
     assert union["Resources"] == {"A": {"X": 1}, "B": {"Ref": "A"}, "AV1": {"X": 2}, "C": {"Ref": "B"}}
+    (same,) = unions([template(A={"Namespace": "m1"}), template(A={"Namespace": "m2"})])
+    assert same["Resources"] == {"A": {"Namespace": "m1"}}
     many = [template(**{f"R{n}": {"X": m * (n == 0)} for n in range(100)}) for m in range(450)]
     made = unions(many)
     assert max(len(u["Resources"]) for u in made) <= MOST_RESOURCES
