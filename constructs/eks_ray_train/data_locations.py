@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from .errors import SettingsError
@@ -50,3 +51,16 @@ def data_location(text: str, *, asked_by: str = "data_buckets") -> DataLocation:
             f"{asked_by}: {text!r} has a wildcard, a variable or a space inside; name the folder, everything below it may be read: {_EXAMPLE}"
         )
     return DataLocation(bucket=bucket, prefix=prefix)
+
+
+def location_problems(texts: Sequence[str]) -> list[str]:
+    """What is wrong with the setting ``data_buckets``; empty where nothing is."""
+    problems = []
+    for text in texts:
+        try:
+            data_location(text)
+        except SettingsError as error:
+            problems += error.problems
+    if len(set(texts)) != len(texts):
+        problems.append("data_buckets names a place twice; name each once")
+    return problems

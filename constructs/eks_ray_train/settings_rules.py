@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, get_args, get_origin
 
 from .capacity.model import RESERVATION_ID
-from .data_locations import data_location
+from .data_locations import location_problems
 from .errors import SettingsError
 from .instances import get_instance_type, get_system_instance_type
 from .system_sizing import required_system_nodes
@@ -216,17 +216,8 @@ def _access(s: Settings) -> Iterator[str]:
         )
 
 
-def _data(s: Settings) -> Iterator[str]:
-    for text in s.data_buckets:
-        try:
-            data_location(text)
-        except SettingsError as error:
-            yield from error.problems
-    if len(set(s.data_buckets)) != len(s.data_buckets):
-        yield "data_buckets names a place twice; name each once"
-
-
-def _images(s: Settings) -> Iterator[str]:
+def _sources(s: Settings) -> Iterator[str]:
+    yield from location_problems(s.data_buckets)
     if not re.fullmatch(r"[^\s@:]+(:\d+)?(/[^\s@:]+)*(:[^\s@/]+)?(@sha256:[0-9a-f]{64})?", s.dlc_image) or "/" not in s.dlc_image:
         yield (
             f"dlc_image must be registry/repository:tag or …@sha256:<64 hex digits>, got {s.dlc_image!r}; "
@@ -276,7 +267,7 @@ def _existing(s: Settings) -> Iterator[str]:
 
 
 _RULES: tuple[Callable[[Settings], Iterator[str]], ...] = (
-    _literals, _names, _counts, _instances, _versions, _zones, _capacity, _access, _data, _images, _existing,
+    _literals, _names, _counts, _instances, _versions, _zones, _capacity, _access, _sources, _existing,
 )  # fmt: skip
 
 
