@@ -15,6 +15,8 @@ export PYTHONUNBUFFERED := 1
 TORCH_PIP_ARGS ?=
 # Extra arguments for pytest and for the demo's job: make test PYTEST_ARGS='-k settings', make demo DEMO_ARGS='--steps 50'
 PYTEST_ARGS ?=
+# One more than there are cores: many tests wait for a server, a browser or a process of their own. At most four, for the memory.
+TEST_PROCESSES ?= $(shell $(PYTHON) -c 'import os; print(min(4, (os.cpu_count() or 1) + 1))')
 DEMO_ARGS ?=
 # make demo LOCKED=1 installs the very files that the lock files name, by their hashes; PyTorch by its version.
 LOCKED ?=
@@ -63,7 +65,7 @@ demo: $(VENV)/.stamp-job ## synthesize, then train and resume the same job on a 
 # Two passes: everything that needs no Ray cluster on several processes, then the tests that start real clusters one by one.
 # pytest's exit code 5 (no test selected, for example by PYTEST_ARGS) is no failure of a pass.
 test: $(VENV)/.stamp-dev ## the suite that CI runs
-	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile -m "not faults and not ray" $(PYTEST_ARGS) || [ $$? -eq 5 ]
+	$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile -m "not faults and not ray" $(PYTEST_ARGS) || [ $$? -eq 5 ]
 	$(BIN)/python -m pytest -v --durations=15 -m "ray and not faults" $(PYTEST_ARGS) || [ $$? -eq 5 ]
 
 test-faults: $(VENV)/.stamp-dev ## the long fault matrix; results under bench/results/

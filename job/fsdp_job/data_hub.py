@@ -38,9 +38,8 @@ def find_hub(dataset: str) -> list[Source]:
         pattern = glob_to_regex(path)
         wanted = [name for name in sizes if pattern.fullmatch(name) or name.startswith(path.rstrip("/") + "/")]
         if not wanted:
-            raise JobUsageError(
-                f"--dataset {dataset}: no file of {repo} matches {path}; name one of {', '.join(list(sizes)[:8])} …"
-            )
+            some = ", ".join(sorted(sizes)[:8]) + (" …" if len(sizes) > 8 else "")
+            raise JobUsageError(f"--dataset {dataset}: no file of {repo} matches {path}; name one of {some}")
     names = choose_readable(dataset, wanted, explicit=path is not None and path in wanted)
     train = {name for name in names if "train" in PurePosixPath(name).name or "/train/" in f"/{name}"}
     names = train or names

@@ -128,6 +128,7 @@ def _without_crc() -> Iterator[None]:
 
 def upload(source: Path, target: Location, pace: Pace) -> None:
     """Copy a file to where the checkpoint goes, at the same pace."""
+    pace.begin()  # what this thread did before is nobody's rest
     with source.open("rb") as reader, target.fs.open_output_stream(target.path, compression=None) as writer:
         while block := reader.read(4 * BLOCK):
             writer.write(block)

@@ -339,7 +339,7 @@ def test_hub_data_set_with_several_configurations_asks_for_one(hub: str) -> None
 def test_unknown_hub_data_set_and_file_are_named(hub: str) -> None:
     with pytest.raises(JobUsageError, match=r"hf://owner/none cannot be reached on the hub: .*HF_TOKEN"):
         find_sources("hf://owner/none")
-    with pytest.raises(JobUsageError, match=r"no file of owner/plain matches test; it holds README\.md"):
+    with pytest.raises(JobUsageError, match=r"no file of owner/plain matches test; name one of README\.md, data/train-00000"):
         find_sources("hf://owner/plain/test")
     with pytest.raises(JobUsageError, match="is not of the form hf://owner/name"):
         find_sources("hf://")
