@@ -70,6 +70,7 @@ COMMON = {
 
 def _cell(text: str) -> str:
     """Text inside a table cell: one line, pipes escaped."""
+    text = re.sub(r":\w+:`([^`]+)`", r"`\1`", text)  # Sphinx's references mean nothing in Markdown
     return re.sub(r"\s+", " ", text).replace("|", "\\|").strip()
 
 

@@ -23,8 +23,8 @@ def kubectl_layer(scope: Construct, id: str, *, minor: int) -> lambda_.ILayerVer
         if error.name != layer.module:
             raise
         raise SettingsError(
-            f"no kubectl layer for Kubernetes 1.{minor} is installed; run pip install {layer.package}, or set kubectl_layer to one "
-            f"that is (v30, v36)"
+            f"no kubectl layer for Kubernetes 1.{minor} is installed; run pip install {layer.package}, or take "
+            "another that is installed (setting kubectl_layer, argument minor)"
         ) from None
     found: lambda_.ILayerVersion = getattr(module, layer.class_name)(scope, id)
     return found

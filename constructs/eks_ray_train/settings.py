@@ -161,8 +161,14 @@ def _coercer(name: str) -> tuple[Callable[[Any], Any], bool]:
 
 
 def _nearest(key: str) -> str:
-    close = difflib.get_close_matches(key, _HINTS, n=1, cutoff=0.0)
-    return close[0]
+    """The known name that shares most words with ``key`` (nodes is node), among those the one of the most alike letters."""
+    words = {word.rstrip("s") for word in key.lower().replace("-", "_").split("_")}
+
+    def likeness(name: str) -> tuple[int, float]:
+        shared = words & {word.rstrip("s") for word in name.split("_")}
+        return len(shared), difflib.SequenceMatcher(None, key, name).ratio()
+
+    return max(_HINTS, key=likeness)
 
 
 def from_mapping(values: Mapping[str, Any]) -> Settings:

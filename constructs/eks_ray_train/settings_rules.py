@@ -76,7 +76,7 @@ def _names(s: Settings) -> Iterator[str]:
 
 def _counts(s: Settings) -> Iterator[str]:
     if s.gpu_node_count < 1:
-        yield f"gpu_node_count must be at least 1, got {s.gpu_node_count}; set gpu_node_count in cdk.json (no nodes: cdk destroy)"
+        yield f"gpu_node_count must be at least 1, got {s.gpu_node_count}; set gpu_node_count in cdk.json (to have none for a while: eks-ray-train scale 0)"
     if s.gpu_node_count > 450:
         yield f"gpu_node_count must be at most 450 (nodes of one managed node group), got {s.gpu_node_count}; lower gpu_node_count in cdk.json"
     if s.system_node_count is not None and s.system_node_count > MAX_SYSTEM_NODES:

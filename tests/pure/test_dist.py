@@ -75,7 +75,7 @@ def test_a_command_without_its_packages_says_what_to_install(
 
     monkeypatch.setattr(cli, "load_command", absent)
     assert main(["status"]) == 2
-    assert "pip install 'eks-ray-train[cli]'" in capsys.readouterr().err
+    assert "pip install '.[cli]' in a checkout" in capsys.readouterr().err
 
 
 def test_the_packages_of_that_message_are_those_of_the_extra(repo: Path) -> None:

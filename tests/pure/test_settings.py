@@ -188,6 +188,16 @@ def test_unknown_prefixed_key_names_the_nearest() -> None:
         from_context({f"{BLOCK}:max_hour": "3"})
 
 
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [("gpu_nodes", "gpu_node_count"), ("node_count", "gpu_node_count"), ("instance-type", "gpu_instance_type"), ("gpu_zones", "gpu_zone"),
+     ("kubernetes_versio", "kubernetes_version"), ("reservation_id", "capacity_reservation_id")],
+)  # fmt: skip
+def test_the_nearest_known_setting_shares_the_words_of_the_unknown_one(typed: str, meant: str) -> None:
+    with pytest.raises(SettingsError, match=f"nearest known one is '{meant}'"):
+        from_context({BLOCK: {typed: "3"}})
+
+
 def test_block_given_as_json_text_is_read() -> None:
     assert from_context({BLOCK: '{"gpu_node_count": 5}'}).gpu_node_count == 5
     with pytest.raises(SettingsError, match="must be a JSON object"):

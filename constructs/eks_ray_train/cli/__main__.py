@@ -190,7 +190,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if debug:
             raise
         if isinstance(error, ModuleNotFoundError) and (error.name or "").partition(".")[0] in CLI_PACKAGES:
-            text = f"this command needs the package {error.name}, which is not installed; run pip install 'eks-ray-train[cli]'"
+            text = f"this command needs the package {error.name}, which is not installed; run pip install '.[cli]' in a checkout of eks-ray-train"
             return _tell(text, int(ExitCode.USAGE), as_json=as_json)
         text = f"unexpected {type(error).__name__}: {error}; {DEBUG_VARIABLE}=1 shows where, please report it"
         return _tell(text, int(ExitCode.UNEXPECTED), as_json=as_json)

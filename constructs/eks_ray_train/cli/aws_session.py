@@ -52,19 +52,37 @@ class Session(Protocol):
     def caller(self) -> Caller: ...
 
 
+def profile_session() -> Any:
+    """The boto3 session of the caller's profile. Raises UsageError where the profile does not exist."""
+    import boto3
+    from botocore.exceptions import ProfileNotFound
+
+    try:
+        return boto3.Session()
+    except ProfileNotFound as error:
+        raise UsageError(f"{error}; set AWS_PROFILE to one that `aws configure list-profiles` shows") from None
+
+
+def home_region(session: Any, given: str | None, *, flag: str = "") -> str:
+    """The region asked for (by ``flag``, where there is one), the environment's or the profile's. Raises UsageError without one.
+
+    boto3 itself reads AWS_DEFAULT_REGION only; the CDK and the other SDKs read AWS_REGION first.
+    """
+    home = given or os.environ.get("AWS_REGION") or session.region_name
+    if not home:
+        given_by = f"give {flag}, " if flag else ""
+        raise UsageError(f"no region: {given_by}set region in cdk.json's eks-ray-train block, or set AWS_REGION")
+    return str(home)
+
+
 class BotoSession:
-    """boto3 clients of one session, made once each. Raises UsageError where no region is known."""
+    """boto3 clients of one session, made once each. Raises UsageError where no region or no such profile is known."""
 
     def __init__(self, region: str | None = None) -> None:
-        import boto3
         from botocore.config import Config
 
-        self._session = boto3.Session()
-        # boto3 itself reads AWS_DEFAULT_REGION only; the CDK and the other SDKs read AWS_REGION first.
-        home = region or os.environ.get("AWS_REGION") or self._session.region_name
-        if not home:
-            raise UsageError("no region: give --region, set region in cdk.json, or set AWS_REGION")
-        self._home: str = home
+        self._session = profile_session()
+        self._home = home_region(self._session, region, flag="--region")
         self._config = Config(connect_timeout=5, read_timeout=20, retries={"total_max_attempts": 4, "mode": "standard"})
         self._lock = threading.Lock()
         self._clients: dict[tuple[str, str], Any] = {}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from functools import cached_property
 from typing import Any
@@ -10,6 +9,8 @@ from typing import Any
 from eks_ray_train.capacity.aws import Aws, PricingClient
 from eks_ray_train.capacity.market import enabled_regions
 from eks_ray_train.errors import UsageError
+
+from .aws_session import home_region, profile_session
 
 # The Price List API has few endpoints; this one answers for all regions.
 # https://docs.aws.amazon.com/awsaccountbilling/latest/aboutv2/using-price-list-query-api.html
@@ -20,16 +21,11 @@ class Account:
     """boto3 clients of one session. Raises UsageError where no credentials are found or no region is known."""
 
     def __init__(self, region: str | None) -> None:
-        import boto3
         from botocore.config import Config
         from botocore.exceptions import BotoCoreError, ClientError
 
-        self._session = boto3.Session()
-        # boto3 itself reads AWS_DEFAULT_REGION only; the CDK and the other SDKs read AWS_REGION first.
-        home = region or os.environ.get("AWS_REGION") or self._session.region_name
-        if not home:
-            raise UsageError("no region: give --regions, set region in cdk.json, or set AWS_REGION")
-        self.home: str = home
+        self._session = profile_session()
+        self.home = home = home_region(self._session, region, flag="--regions")
         # aws.Aws.call retries; a second layer below it would only multiply the waiting.
         self._config = Config(connect_timeout=5, read_timeout=20, retries={"total_max_attempts": 1, "mode": "standard"})
         self._lock = threading.Lock()

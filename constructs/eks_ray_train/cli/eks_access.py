@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
-from eks_ray_train.errors import ClusterNotReadyError, UsageError
+from eks_ray_train.errors import ClusterNotReadyError
 
 # EKS accepts a token for 15 minutes (https://docs.aws.amazon.com/eks/latest/best-practices/identity-and-access-management.html).
 RENEW_AFTER_S = 10 * 60
@@ -59,16 +59,10 @@ class EksCluster:
 
 def make_session(region: str | None) -> tuple[Any, str]:
     """(boto3 session, region). Raises UsageError where neither settings nor environment name a region."""
-    import boto3
-    from botocore.exceptions import ProfileNotFound
+    from .aws_session import home_region, profile_session
 
-    try:
-        session = boto3.Session()
-    except ProfileNotFound as error:
-        raise UsageError(f"{error}; set AWS_PROFILE to one that `aws configure list-profiles` shows") from None
-    chosen = region or session.region_name
-    if not chosen:
-        raise UsageError("no region: set region in cdk.json's eks-ray-train block, or AWS_REGION")
+    session = profile_session()
+    chosen = home_region(session, region)
     return session, chosen
 
 
