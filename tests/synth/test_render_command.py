@@ -91,7 +91,7 @@ def test_a_wrong_setting_is_one_message_with_exit_code_2(repo: Path) -> None:
 
 @pytest.mark.parametrize(
     ("content", "message"),
-    [(None, "no cdk.json in"), ("{", "names no application"), ("{}", "names no application"), ('{"app": "no-such-program"}', "cannot start")],
+    [(None, "no cdk.json in"), ("{", "is not JSON"), ("{}", "names no application"), ('{"app": "no-such-program"}', "cannot start")],
 )
 def test_a_folder_without_an_application_is_exit_code_2(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], content: str | None, message: str
