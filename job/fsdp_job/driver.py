@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from fsdp_job.architecture import read_architecture
+from fsdp_job.check import check_files
 from fsdp_job.config import JobConfig
 from fsdp_job.ending import Ending, telling
 from fsdp_job.errors import EXIT_FAILED, EXIT_OK
@@ -43,7 +44,7 @@ def main(argv: Sequence[str]) -> int:
 
 def _run(argv: Sequence[str], ending: Ending) -> None:
     cfg = parse_args(argv)
-    _check_files(cfg)
+    check_files(cfg)  # what can be wrong without a cluster is found before one is awaited
     load_token()
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
@@ -55,16 +56,6 @@ def _run(argv: Sequence[str], ending: Ending) -> None:
     cluster.connect(cfg)
     world, on_gpus = cluster.wait_for_workers(cfg)
     _fit(cfg, ending, world=world, on_gpus=on_gpus, submission=submission, run_name=run_name)
-
-
-def _check_files(cfg: JobConfig) -> None:
-    """What can be wrong without a cluster is found before one is awaited."""
-    if cfg.model_config:
-        read_architecture(cfg.model_config)
-    if cfg.dataset != "random" and "://" not in cfg.dataset:
-        from fsdp_job.data_sources import find_sources
-
-        find_sources(cfg.dataset)  # raises where nothing is there or nothing of it can be read
 
 
 def _prepare_data(cfg: JobConfig, storage_path: str) -> Any:
