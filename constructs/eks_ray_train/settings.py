@@ -248,8 +248,8 @@ def _no_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def read_cdk_json(path: Path) -> dict[str, Any]:
-    """The ``context`` of a cdk.json file. Raises SettingsError where it is missing, cannot be read or is not JSON."""
+def read_cdk_document(path: Path) -> dict[str, Any]:
+    """A cdk.json file whose ``context``, if any, is an object. Raises SettingsError: missing, unreadable, not JSON, not that."""
     try:
         document = json.loads(path.read_text(encoding="utf-8-sig"), object_pairs_hook=_no_doubles)
     except FileNotFoundError:
@@ -261,6 +261,12 @@ def read_cdk_json(path: Path) -> dict[str, Any]:
     context = document.get("context", {}) if isinstance(document, dict) else None
     if not isinstance(context, dict):
         raise SettingsError(f'{path.name}: "context" must be an object; restore it: {{"context": {{"{BLOCK}": {{…}}}}}}')
+    return dict(document)
+
+
+def read_cdk_json(path: Path) -> dict[str, Any]:
+    """The ``context`` of a cdk.json file. Raises as ``read_cdk_document`` does."""
+    context: dict[str, Any] = read_cdk_document(path).get("context", {})
     return context
 
 

@@ -61,11 +61,11 @@ def synthesize(root: Path, out: Path, context: list[str]) -> None:
     import subprocess
 
     from eks_ray_train.errors import EksRayTrainError, ExitCode, UsageError
-    from eks_ray_train.settings import read_cdk_json
+    from eks_ray_train.settings import read_cdk_document
 
-    configured = read_cdk_json(root / "cdk.json")
+    document = read_cdk_document(root / "cdk.json")
     try:
-        command = shlex.split(json.loads((root / "cdk.json").read_text(encoding="utf-8-sig"))["app"])
+        command = shlex.split(document["app"])
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise UsageError(f'{root / "cdk.json"} names no application under "app" ({error}); restore it') from None
     if command and command[0] in ("python", "python3"):
@@ -73,7 +73,7 @@ def synthesize(root: Path, out: Path, context: list[str]) -> None:
     wrong = [entry for entry in context if not entry.partition("=")[1]]
     if wrong:
         raise UsageError(f"--context takes KEY=VALUE, got {wrong[0]!r}; for example -c eks-ray-train:gpu_node_count=4")
-    values = {**configured, **dict(entry.split("=", 1) for entry in context)}
+    values = {**document.get("context", {}), **dict(entry.split("=", 1) for entry in context)}
     environment = {**os.environ, "CDK_OUTDIR": str(out), "CDK_CONTEXT_JSON": json.dumps(values)}
     try:
         done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, check=False)
