@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
-import importlib.util
 import json
-import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -13,18 +11,14 @@ from typing import Any
 import pytest
 
 from eks_ray_train.versions import DEFAULT_KUBERNETES, KUBERNETES_RELEASES
+from tests.scripts import load_script
 
 DAY = dt.date(2026, 8, 1)
 
 
 @pytest.fixture(scope="module")
 def tool(repo: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location("freshness_tool", repo / "tools" / "freshness.py")
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
+    return load_script("freshness_tool", repo / "tools" / "freshness.py")
 
 
 def whats(found: Any) -> list[str]:

@@ -3,25 +3,20 @@
 from __future__ import annotations
 
 import copy
-import importlib.util
-import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 
+from tests.scripts import load_script
+
 Templates = dict[str, dict[str, Any]]
 
 
 @pytest.fixture(scope="module")
 def drawing(repo: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location("docs_architecture", repo / "docs" / "architecture.py")
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
+    return load_script("docs_architecture", repo / "docs" / "architecture.py")
 
 
 def by_stack(drawing: ModuleType, app: Templates) -> Templates:
