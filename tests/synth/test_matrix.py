@@ -28,7 +28,9 @@ MODES = ("probe", "hold", "reservation", "block", "none")
 STORAGES = ("s3", "fsx", "none")
 CLUSTERS = ("own", "existing")
 JOBS = (False, True)
-MOST_RESOURCES = 500  # of one template, CloudFormation's own limit
+# Of one template, CloudFormation's own limits, and cfn-lint's:
+# https://docs.aws.amazon.com/AWSCloudFormation/latest/UserGuide/cloudformation-limits.html
+MOST_RESOURCES, MOST_BYTES = 500, 1_000_000
 FACTORS = (MODES, STORAGES, CLUSTERS, JOBS)
 GIVEN = "cr-0123456789abcdef0"
 EXISTING = {
@@ -204,7 +206,7 @@ def unions(templates: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Templates that hold every different resource of ``templates`` once, so that each is linted once.
 
     Rows differ in a few resources. One that is in an earlier template as well is left out; another one of the same logical id comes
-    under a further id, and what it refers to stands there under the plain one. Each stays below CloudFormation's own limit.
+    under a further id, and what it refers to stands there under the plain one. Each stays below CloudFormation's own limits.
     """
     made: list[dict[str, Any]] = []
     seen: set[tuple[str, str]] = set()
@@ -214,16 +216,18 @@ def unions(templates: list[dict[str, Any]]) -> list[dict[str, Any]]:
         keys = {n: (n, re.sub(r"\b([mj])\d+\b", r"\1", json.dumps(r, sort_keys=True))) for n, r in resources.items()}
         new = [name for name, key in keys.items() if key not in seen]
         seen.update(keys.values())
-        if not made or len(made[-1]["Resources"]) + len(new) > MOST_RESOURCES - len(resources):
-            made.append({**template, "Resources": dict(resources)})
-            continue
-        union = made[-1]
+        union = {**made[-1], "Resources": dict(made[-1]["Resources"])} if made else {"Resources": {}}
         for section in ("Parameters", "Conditions", "Mappings"):
             if section in template:
                 union[section] = {**union.get(section, {}), **template[section]}
-        for name in dict.fromkeys([*new, *(n for n in resources if n not in union["Resources"])]):
+        added = dict.fromkeys([*new, *(n for n in resources if n not in union["Resources"])])
+        for name in added:
             free = next(f for n in itertools.count() if (f := f"{name}V{n}" if n else name) not in union["Resources"])
             union["Resources"][free] = resources[name]
+        if made and len(union["Resources"]) <= MOST_RESOURCES and len(json.dumps(union)) <= MOST_BYTES:
+            made[-1] = union
+        else:
+            made.append({**template, "Resources": dict(resources)})
     return made
 
 
@@ -257,6 +261,10 @@ def test_unions_hold_every_different_resource_once_with_what_it_names() -> None:
     assert max(len(u["Resources"]) for u in made) <= MOST_RESOURCES
     values = {json.dumps(r) for u in made for r in u["Resources"].values()}
     assert values == {json.dumps(r) for t in many for r in t["Resources"].values()}
+    large = [template(R={"X": str(m) * 300_000}) for m in range(5)]
+    made = unions(large)
+    assert [len(u["Resources"]) for u in made] == [3, 2]
+    assert max(len(json.dumps(u)) for u in made) <= MOST_BYTES
 
 
 def test_a_wrong_resource_of_one_row_is_found_in_the_union(quick: dict[Row, dict[str, Any]], tmp_path: Path) -> None:
