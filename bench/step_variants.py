@@ -72,14 +72,16 @@ def _fp8_all() -> None:
     precision.FP8_ELEMENTS = 0
 
 
-def _fp8_fast() -> None:
+def _fp8_fast(*products: str) -> None:
+    """Fast accumulation in these products of the backward pass too (forward has it)."""
     import dataclasses
 
     from torchao.float8 import Float8LinearConfig
     from torchao.float8.config import Float8GemmConfig
 
     plain = Float8LinearConfig.from_recipe_name("tensorwise")
-    fast = dataclasses.replace(plain, gemm_config_grad_input=Float8GemmConfig(use_fast_accum=True))
+    changed: dict[str, Any] = {f"gemm_config_{product}": Float8GemmConfig(use_fast_accum=True) for product in products}
+    fast = dataclasses.replace(plain, **changed)
     Float8LinearConfig.from_recipe_name = staticmethod(lambda _name: fast)
 
 
@@ -94,7 +96,8 @@ VARIANTS: dict[str, Callable[[], Any]] = {
     "budget": partial(_inductor, activation_memory_budget=0.8),
     "autotune": partial(_inductor, max_autotune_gemm=True),
     "fp8-all": _fp8_all,
-    "fp8-fast": _fp8_fast,
+    "fp8-fast-input": partial(_fp8_fast, "grad_input"),
+    "fp8-fast": partial(_fp8_fast, "grad_input", "grad_weight"),
 }
 
 

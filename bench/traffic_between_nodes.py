@@ -8,19 +8,19 @@ from each. Needs Linux, root and iproute2. Run: python bench/traffic_between_nod
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import os
 import platform
-import secrets
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 REPO = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(REPO / "job"))
+sys.path[:0] = [str(REPO / "bench"), str(REPO / "job")]
+
+from two_machines import two_machines  # noqa: E402
+
 RESULT = REPO / "bench" / "results" / "traffic_between_nodes.json"
 MODEL = {
     "model_type": "qwen2", "vocab_size": 260, "hidden_size": 256, "intermediate_size": 688, "num_hidden_layers": 4,
@@ -40,42 +40,16 @@ QUARTER, TOLERANCE = 0.25, 0.03
 PORT, TIMEOUT_S = 29551, 480
 
 
-@contextlib.contextmanager
-def two_machines() -> Iterator[tuple[list[str], list[str]]]:
-    """(names, addresses) of two joined namespaces, whose interfaces are v0 and v1; both are gone afterwards."""
-    tag = secrets.token_hex(3)
-    names, net = [f"ert{tag}a", f"ert{tag}b"], secrets.randbelow(200) + 20
-    addresses = [f"10.214.{net}.1", f"10.214.{net}.2"]
-    made = []
-    try:
-        for name in names:
-            _ip("netns", "add", name)
-            made.append(name)
-            _ip("-n", name, "link", "set", "lo", "up")
-        _ip("link", "add", "v0", "netns", names[0], "type", "veth", "peer", "name", "v1", "netns", names[1])
-        for index, name in enumerate(names):
-            _ip("-n", name, "addr", "add", f"{addresses[index]}/24", "dev", f"v{index}")
-            _ip("-n", name, "link", "set", f"v{index}", "up")
-        yield names, addresses
-    finally:
-        for name in made:
-            subprocess.run(["ip", "netns", "delete", name], capture_output=True)
-
-
-def _ip(*words: str) -> None:
-    subprocess.run(["ip", *words], check=True, capture_output=True, text=True)
-
-
 def measure(per_node: int, steps: int) -> list[dict[str, Any]]:
     """One row a case, with the bytes that each node sent per step."""
-    with two_machines() as (names, addresses):
+    with two_machines() as machines:
         nodes = [
             subprocess.Popen(
-                ["ip", "netns", "exec", name, sys.executable, __file__, "--node", str(index), "--master", addresses[0],
-                 "--ranks-per-node", str(per_node), "--steps", str(steps)],
+                machines.inside(index, sys.executable, __file__, "--node", str(index), "--master", machines.addresses[0],
+                                "--ranks-per-node", str(per_node), "--steps", str(steps)),
                 stdout=subprocess.PIPE, text=True, env={**os.environ, "GLOO_SOCKET_IFNAME": f"v{index}"},
             )
-            for index, name in enumerate(names)
+            for index in (0, 1)
         ]  # fmt: skip
         try:
             told = [node.communicate(timeout=TIMEOUT_S)[0] for node in nodes]
