@@ -1,10 +1,11 @@
 """``bench nccl`` and ``bench transport`` on two GPUs, each on a machine of its own: two network namespaces joined by a cable.
 
-    python bench/transport_two_gpus.py        # two GPUs, root, iproute2; about three minutes
+    python bench/transport_two_gpus.py        # two GPUs; root and iproute2 for the namespaces; about three minutes
 
 The commands are those of a user, through the dashboard of a Ray cluster of two nodes. NCCL finds two hosts and no EFA, so runs go
-over its sockets, which the gate must prove before a run counts; what crossed is also counted by the cable's own counter. Beside it,
-the same benchmark within one host (NVLink), by ``job/nccl_bench.py``. Writes ``bench/results/transport_two_gpus.json``.
+over its sockets, which the gate must prove before a run counts; what crossed is also counted by the interface's own counter. Where
+namespaces are not allowed, both nodes are on the host's loopback and NCCL is still told that they are two hosts. Beside it, the
+same benchmark within one host (NVLink), by ``job/nccl_bench.py``. Writes ``bench/results/transport_two_gpus.json``.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ def command(cluster: RayOnTwoMachines, folder: Path, *words: str) -> dict[str, A
         for node in (run["gate"] or {}).get("nodes", []):
             node["evidence"] = node["evidence"][:KEPT_LINES]
     sent = [cluster.machines.sent(index) - before[index] for index in (0, 1)]
-    return {"command": f"eks-ray-train bench {' '.join(words)}", **document, "cable_bytes_sent": sent}
+    return {"command": f"eks-ray-train bench {' '.join(words)}", **document, "interface_bytes_sent": sent}
 
 
 def within_one_host(folder: Path) -> list[dict[str, Any]]:
@@ -72,16 +73,16 @@ def main() -> int:
     args = parser.parse_args()
     problem = namespaces_problem()
     if problem:
-        parser.error(problem)
+        print(f"both nodes on one network: {problem}", file=sys.stderr)
     from eks_ray_train.plan.known_models import known_config
 
     over = "tcp" if args.gpus else "none"
-    result: dict[str, Any] = {"command": "python bench/transport_two_gpus.py"}
+    result: dict[str, Any] = {"command": "python bench/transport_two_gpus.py", "network": problem or "two namespaces and a cable"}
     with tempfile.TemporaryDirectory(prefix="two-gpus-", dir="/tmp") as name:
         folder = Path(name)
         config = folder / "config.json"
         config.write_text(json.dumps({**known_config(args.model), "max_position_embeddings": 8192}))
-        with ray_on_two_machines(gpus=args.gpus) as cluster:
+        with ray_on_two_machines(gpus=args.gpus, apart=problem is None) as cluster:
             result["nccl"] = command(cluster, folder, "nccl", "--over", over, "--", "--max-bytes", str(args.max_bytes), "--iterations", "5", "--repeat", "3")
             _write(args.out, result)
             result["transport"] = command(
@@ -95,7 +96,7 @@ def main() -> int:
     _write(args.out, result)
     for row in result.get("within_one_host", []):
         print(f"one host {row['bytes']:>12,} B  bus {row['bus_gb_s']['median']:8.2f} GB/s")
-    print(f"bytes that crossed the cable: {[result[kind]['cable_bytes_sent'] for kind in ('nccl', 'transport')]}")
+    print(f"bytes sent by each node's interface: {[result[kind]['interface_bytes_sent'] for kind in ('nccl', 'transport')]}")
     steps = result["transport"]["transports"][over]["median_step_s"]
     print(f"median step over {over}: {steps['median']} s over {steps['count']} runs that count")
     return 0 if all(run["counts"] for kind in ("nccl", "transport") for run in result[kind]["runs"]) else 1

@@ -2,6 +2,7 @@
 
 What runs in a namespace sees only its own interfaces, so that no traffic can take another way. NCCL takes both for one host (same
 name, same boot id) and would use NVLink or shared memory; ``NCCL_HOSTID`` tells it otherwise. Needs Linux, root and iproute2.
+Where namespaces are not allowed, ``one_network`` gives two addresses of the loopback instead; NCCL's own lines then say what it used.
 """
 
 from __future__ import annotations
@@ -23,13 +24,12 @@ sys.path[:0] = [str(Path(__file__).resolve().parent.parent / "constructs")]
 from eks_ray_train.cli.processes import descendants, stop_all  # noqa: E402
 
 PORT, DASHBOARD = 6379, 8265
-# Fixed (each namespace has its own ports): else a raylet registers only once its agent has told which ports it got, which on a
-# busy machine takes longer than the 30 s that `ray start` waits.
-PORT_FLAGS = (
-    "--dashboard-agent-listen-port=20003", "--dashboard-agent-grpc-port=20004", "--runtime-env-agent-port=20005",
-    "--metrics-export-port=20006", "--node-manager-port=20007", "--object-manager-port=20008", "--ray-client-server-port=20002",
-    "--min-worker-port=20012", "--max-worker-port=20080",
-)  # fmt: skip
+# Fixed: else a raylet registers only once its agent has told which ports it got, which on a busy machine takes longer than the
+# 30 s that `ray start` waits.
+PORTS = {
+    "ray-client-server-port": 2, "dashboard-agent-listen-port": 3, "dashboard-agent-grpc-port": 4, "runtime-env-agent-port": 5,
+    "metrics-export-port": 6, "node-manager-port": 7, "object-manager-port": 8, "min-worker-port": 12, "max-worker-port": 80,
+}  # fmt: skip
 
 
 def ip(*words: str) -> None:
@@ -52,19 +52,30 @@ def namespaces_problem() -> str | None:
 
 @dataclass(frozen=True)
 class Machines:
-    """``names``: of the namespaces; ``addresses``: of their interfaces, which are v0 and v1."""
+    """``names``: of the namespaces, where ``apart``; ``addresses``: of their interfaces."""
 
     names: tuple[str, str]
     addresses: tuple[str, str]
+    apart: bool = True
 
     def inside(self, index: int, *words: str) -> list[str]:
         """A command line that runs on a machine."""
-        return ["ip", "netns", "exec", self.names[index], *words]
+        return ["ip", "netns", "exec", self.names[index], *words] if self.apart else list(words)
+
+    def interface(self, index: int) -> str:
+        """The interface that leads to the other machine."""
+        return f"v{index}" if self.apart else "lo"
 
     def sent(self, index: int) -> int:
-        """Bytes that the machine's end of the cable has sent, by the kernel's own counter."""
-        shown = subprocess.run(self.inside(index, "cat", f"/sys/class/net/v{index}/statistics/tx_bytes"), capture_output=True, text=True, check=True)
+        """Bytes that this interface has sent, by the kernel's own counter (of the loopback: by both machines, and all else on it)."""
+        counter = f"/sys/class/net/{self.interface(index)}/statistics/tx_bytes"
+        shown = subprocess.run(self.inside(index, "cat", counter), capture_output=True, text=True, check=True)
         return int(shown.stdout)
+
+
+def one_network() -> Machines:
+    """Two addresses of this host's loopback (Ray would replace 127.0.0.1 by the host's own)."""
+    return Machines(("one", "two"), ("127.0.0.2", "127.0.0.3"), apart=False)
 
 
 @contextlib.contextmanager
@@ -118,11 +129,13 @@ class RayOnTwoMachines:
             words = [
                 sys.executable, "-m", "ray.scripts.scripts", "start", *flags, f"--node-ip-address={address}",
                 f"--num-cpus={8 if self.gpus else 1}", f"--num-gpus={self.gpus}", f"--temp-dir={folder}",
-                f"--object-store-memory={150 * 1024**2}", "--disable-usage-stats", "--block", *PORT_FLAGS,
+                f"--object-store-memory={150 * 1024**2}", "--disable-usage-stats", "--block",
+                *(f"--{flag}={port + 20000 + 1000 * index}" for flag, port in PORTS.items()),
             ]  # fmt: skip
-            env = {**self.environment(), "RAY_TMPDIR": str(folder), "GLOO_SOCKET_IFNAME": f"v{index}", "RAY_ADDRESS": f"{head}:{PORT}"}
+            env = {**self.environment(), "RAY_TMPDIR": str(folder), "GLOO_SOCKET_IFNAME": self.machines.interface(index), "RAY_ADDRESS": f"{head}:{PORT}"}
             if self.gpus:
-                env |= {"CUDA_VISIBLE_DEVICES": str(index), "NCCL_HOSTID": self.machines.names[index], "NCCL_SOCKET_IFNAME": f"v{index}"}
+                interface = self.machines.interface(index)
+                env |= {"CUDA_VISIBLE_DEVICES": str(index), "NCCL_HOSTID": self.machines.names[index], "NCCL_SOCKET_IFNAME": interface}
             with (folder / "start.log").open("wb") as log:
                 self.processes.append(
                     subprocess.Popen(self.machines.inside(index, *words), env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT)
@@ -155,11 +168,11 @@ class RayOnTwoMachines:
 
 
 @contextlib.contextmanager
-def ray_on_two_machines(*, gpus: int = 0) -> Iterator[RayOnTwoMachines]:
-    """A running cluster; namespaces, cable and processes are gone afterwards."""
+def ray_on_two_machines(*, gpus: int = 0, apart: bool = True) -> Iterator[RayOnTwoMachines]:
+    """A running cluster; namespaces, cable and processes are gone afterwards. ``apart`` False: on ``one_network``."""
     folder = Path(tempfile.mkdtemp(prefix="rn-", dir="/tmp"))
     try:
-        with two_machines() as machines:
+        with two_machines() if apart else contextlib.nullcontext(one_network()) as machines:
             cluster = RayOnTwoMachines(machines, folder, gpus)
             try:
                 cluster.start()
