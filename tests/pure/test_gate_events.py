@@ -220,3 +220,35 @@ def test_malformed_events_never_raise_and_never_pass(key: str, value: Any) -> No
     good = run()[0][key] == value
     answer = judged([{**entry, key: value} for entry in run()])
     assert good or answer.outcome == "fail" or (key == "node" and value == "x")
+
+
+def one_gpu_each(nodes: tuple[str, str], gpus: tuple[int, int]) -> list[dict[str, Any]]:
+    """Two ranks over sockets, as two pods of one GPU each said it (NCCL 2.28.9, two H200s, CUDA_VISIBLE_DEVICES 0 and 1)."""
+    events = []
+    for rank in (0, 1):
+        head, other = f"vm:34{rank}:38{rank} [0] NCCL INFO ", 1 - rank
+        lines = [
+            head + "NCCL version 2.28.9+cuda13.0",
+            head + "Initialized NET plugin Socket",
+            head + "Using network Socket",
+            head + f"ncclCommInitRankConfig comm 0x30b2d80 rank {rank} nranks 2 cudaDev 0 nvmlDev {gpus[rank]} busId 4000 - Init START",
+            head + f"Channel 00/0 : {other}[{gpus[other]}] -> {rank}[{gpus[rank]}] [receive] via NET/Socket/0",
+            head + f"Channel 00/0 : {rank}[{gpus[rank]}] -> {other}[{gpus[other]}] [send] via NET/Socket/0",
+        ]
+        events.append(
+            {"event": "transport", "rank": rank, "node": nodes[rank], "world_size": 2, "nccl_lines": lines, "efa_counters": {"before": None, "after": None}}
+        )
+    return events
+
+
+@pytest.mark.parametrize("gpus", [(0, 1), (1, 0), (0, 0), (3, 4)])
+def test_two_nodes_are_told_apart_whatever_their_gpus_numbers(gpus: tuple[int, int]) -> None:
+    answer = judged(one_gpu_each(("10.0.0.1", "10.0.0.2"), gpus), expected="tcp")
+    assert (answer.outcome, answer.transport.json_value, answer.reasons) == ("pass", "socket", ())
+
+
+@pytest.mark.parametrize("gpus", [(0, 1), (1, 0)])
+def test_ranks_of_one_node_that_use_the_network_among_themselves_do_not_pass_as_two(gpus: tuple[int, int]) -> None:
+    answer = judged(one_gpu_each(("10.0.0.1", "10.0.0.1"), gpus), expected="tcp")
+    assert answer.outcome == "fail"
+    assert answer.transport.json_value == "none"

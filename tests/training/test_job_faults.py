@@ -34,9 +34,16 @@ def flags(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return {**write_inputs(tmp_path_factory.mktemp("faults")), "steps": STEPS, "checkpoint_every": 5}
 
 
+_whole: dict[str, dict[int, float]] = {}
+
+
 def uninterrupted(flags: dict[str, Any], world: int) -> dict[int, float]:
-    whole = run_job({**flags, "storage_path": flags["storage_path"] + f"-{world}"}, world=world, name="whole")
-    return {event["step"]: event["loss"] for event in whole.of("step")}
+    """Loss by step of the run without a fault; trained once, since a second run of that name would only resume the first."""
+    storage = flags["storage_path"] + f"-{world}"
+    if storage not in _whole:
+        whole = run_job({**flags, "storage_path": storage}, world=world, name="whole")
+        _whole[storage] = {event["step"]: event["loss"] for event in whole.of("step")}
+    return _whole[storage]
 
 
 @pytest.fixture

@@ -69,4 +69,5 @@ def test_the_demo_trains_resumes_and_reports(repo: Path, tmp_path: Path) -> None
     assert [s["step"] for s in resumed["steps"]] == [10, 11, 12]
     assert trained["config"]["world_size"] == 2 and trained["config"]["nodes"] == 2
     page = (Path(document["folder"]) / "report.html").read_text()
-    assert page.count("<path d=") == 2
+    for chart in ("training loss", "throughput"):  # a line a run in each
+        assert page.split(f'aria-label="{chart}"')[1].split("</svg>")[0].count("<path d=") == 2, chart

@@ -22,6 +22,8 @@ class Node:
     ranks: list[RankEvidence] = field(default_factory=list)
     providers: set[str] = field(default_factory=set)
     """What a rank of this node on Libfabric uses where it does not say so itself."""
+    complete: bool = False
+    """Every process of the node answers for itself with its global rank (events), so that whoever is none of them is elsewhere."""
 
     @property
     def label(self) -> str:
@@ -32,11 +34,15 @@ class Node:
     def crossing(self) -> bool:
         """Whether some channel leaves the node.
 
-        "via NET/" alone does not say so: without P2P and shared memory, NCCL goes through the network within a node too.
+        "via NET/" alone does not say so: without P2P and shared memory, NCCL goes through the network within a node too. Nor
+        do GPU numbers: pods that have a part of their node's GPUs each may look like one node (0[0] and 1[1]).
         """
         speaking = [rank for rank in self.ranks if rank.channels]
         if any(rank.apart or not rank.peers for rank in speaking):
             return True
+        if self.complete and all(rank.own_ranks <= {rank.rank} for rank in self.ranks):
+            # No communicator numbers these ranks anew, so the other ends' numbers are global ranks too.
+            return any(rank.peers - {rank.rank for rank in self.ranks} for rank in speaking)
         outward = [rank for rank in speaking if rank.blocks != {True}]
         if self.name is None:
             return bool(outward)
@@ -100,7 +106,7 @@ def sort_into_nodes(evidence: Evidence) -> list[Node]:
             hosts = hosts_of.get(ip, set())
             name = f"{min(hosts)} ({ip})" if hosts else ip
         key = (None, ip) if ip is not None else (name, None)
-        node = nodes.setdefault(key, Node(name=name, ip=ip))
+        node = nodes.setdefault(key, Node(name=name, ip=ip, complete=evidence.strict))
         node.ranks.append(rank)
     for node in nodes.values():
         node.ranks = list(_joined(node.ranks))
