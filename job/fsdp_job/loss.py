@@ -96,12 +96,12 @@ class _LinearCrossEntropy(torch.autograd.Function):
             h = hidden[start : start + chunk]
             logits = F.linear(h, weight, bias)
             if factor != 1.0:
-                logits = logits * factor
+                logits.mul_(factor)
             loss += kernel(logits, labels[start : start + chunk], scale, softcap)
-            grad = logits
+            grad = logits  # the kernel puts it in their place
             if grad_hidden is not None:
                 if factor != 1.0:
-                    grad = grad * factor
+                    grad.mul_(factor)
                 torch.mm(grad, weight, out=grad_hidden[start : start + chunk])
                 if grad_weight is None:
                     grad_weight = grad.t() @ h
@@ -109,6 +109,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
                     _add_product(grad_weight, grad.t(), h)
                 if grad_bias is not None:
                     grad_bias += grad.sum(0, dtype=torch.float32)
+            del logits, grad  # else this chunk, a gigabyte, would live until the next one is there
         ctx.save_for_backward(grad_hidden, grad_weight, grad_bias)
         ctx.dtypes = (weight.dtype, None if bias is None else bias.dtype)
         ctx.mark_non_differentiable(loss)

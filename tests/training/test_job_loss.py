@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import weakref
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from fsdp_job import loss
 from fsdp_job.loss import IGNORED, linear_cross_entropy
 
 N, DIM, VOCAB = 23, 8, 37
@@ -74,6 +79,33 @@ def test_whole_logits_never_exist(monkeypatch: pytest.MonkeyPatch) -> None:
     linear_cross_entropy(hidden, weight, labels, chunk_logits=5 * VOCAB)[0].backward()
     assert len(seen) == 5
     assert max(seen) <= 5 * VOCAB
+
+
+class LiveChunks(TorchDispatchMode):
+    """Counts how many buffers of ``size`` elements are alive at once."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.size, self.most = size, 0
+        self._alive: dict[int, weakref.ref[Any]] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if isinstance(out, torch.Tensor) and out.numel() == self.size:
+            storage = out.untyped_storage()
+            self._alive[storage._cdata] = weakref.ref(storage)
+            self.most = max(self.most, sum(alive() is not None for alive in self._alive.values()))
+        return out
+
+
+@pytest.mark.parametrize("factor", [1.0, 0.5])
+def test_at_most_one_chunk_of_logits_lives_at_a_time(monkeypatch: pytest.MonkeyPatch, factor: float) -> None:
+    """With the kernel of CUDA, which needs no more buffers: logits become their gradient in place."""
+    monkeypatch.setattr(loss, "_kernel", lambda *_: lambda logits, *_more: logits.sum())
+    hidden, weight, _, labels = make(torch.float32)
+    with LiveChunks(4 * VOCAB) as chunks:
+        linear_cross_entropy(hidden, weight, labels, factor=factor, chunk_logits=4 * VOCAB)
+    assert chunks.most == 1
 
 
 def test_in_bf16_many_chunks_lose_no_more_than_one() -> None:
