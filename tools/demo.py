@@ -47,7 +47,7 @@ def show(templates: list[Path]) -> None:
     """Print what a deploy would create (resources a stack, zones, price an hour) and what a step would take there."""
     from eks_ray_train.instances import get_instance_type, get_system_instance_type
     from eks_ray_train.plan import Run, cluster_of, compare, find_model
-    from eks_ray_train.plan.cost import EKS_USD_PER_HOUR, NAT_USD_PER_HOUR
+    from eks_ray_train.plan.cost import run_cost
     from eks_ray_train.settings import load_settings
     from eks_ray_train.system_sizing import required_system_nodes
 
@@ -72,14 +72,15 @@ def show(templates: list[Path]) -> None:
     print(
         f"  a worker pod: {pod.gpus} GPU, {pod.efa_interfaces} EFA, {pod.cpu} CPU, {pod.memory_gib} GiB; image {settings.dlc_image}"
     )
-    if gpu.usd_per_hour is None:
+    gpus = None if gpu.usd_per_hour is None else settings.gpu_node_count * gpu.usd_per_hour
+    cost = run_cost(gpu_usd_per_hour=gpus, nodes=settings.gpu_node_count, seconds=3600, tokens=0)
+    if cost.usd_per_hour is None:
         print(f"  price: {gpu.name} has no on-demand price in the catalogue")
     else:
-        gpus = settings.gpu_node_count * gpu.usd_per_hour
         limit = f"GPU nodes go to zero after {settings.max_hours} h" if settings.max_hours else "no spending limit"
         print(
-            f"  about {gpus + EKS_USD_PER_HOUR + NAT_USD_PER_HOUR:.2f} USD an hour and the system nodes: GPU nodes {gpus:.2f}, "
-            f"control plane {EKS_USD_PER_HOUR:.2f}, NAT gateway {NAT_USD_PER_HOUR:.3f} and its traffic (us-east-1, on demand); {limit}"
+            f"  about {cost.usd_per_hour:.2f} USD an hour: GPU nodes {gpus:.2f}, all else {cost.other_usd_per_hour:.2f} "
+            f"(control plane, NAT gateway, one system node, volumes; us-east-1, on demand, traffic not counted); {limit}"
         )
     [step] = compare(
         Run(shape=find_model(MODEL), seq_len=SEQ_LEN, batch_size=BATCH_SIZE),

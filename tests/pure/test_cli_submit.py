@@ -49,6 +49,21 @@ def document(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
     return value
 
 
+def test_a_flag_that_the_job_does_not_know_is_told_before_anything_is_sent(
+    ray: StubRay, url: str, repo: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for command in (["submit"], ["bench", "transport"]):
+        assert main([*command, "--address", url, "--job-dir", str(repo / "job"), "--", "--stepz", "3"]) == 2
+        assert "unknown flag --stepz (did you mean --steps?)" in capsys.readouterr().err
+    assert not ray.jobs and not ray.packages
+
+
+def test_files_of_the_cluster_are_not_looked_for_here(ray: StubRay, url: str, repo: Path) -> None:
+    words = ["--dataset", "/fsx/of/the/cluster/*.parquet", "--model-config", "/fsx/config.json"]
+    assert main(["submit", "--address", url, "--job-dir", str(repo / "job"), "--detach", "--", *words]) == 0
+    assert len(ray.jobs) == 1
+
+
 def test_the_folder_arrives_and_the_command_is_quoted_for_the_shell(ray: StubRay, url: str) -> None:
     assert main(["submit", "--address", url, "--", "--steps", "3", "a b"]) == 0
     [job] = ray.jobs.values()

@@ -227,3 +227,10 @@ def test_help_shows_an_example_session(capsys: pytest.CaptureFixture[str]) -> No
     assert "example session" in text
     for flag in ("--job-status", "--nodes", "--expect", "--instance-type", "--junit", "--json"):
         assert flag in text
+
+
+@pytest.mark.parametrize("status", ["SUCCEDED", "", "done"])
+def test_a_job_status_that_ray_does_not_know_is_wrong_use(status: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert gate(EFA, "--job-status", status) == 2
+    said = capsys.readouterr().err
+    assert "PENDING, RUNNING, STOPPED, SUCCEEDED, FAILED" in said and repr(status) in said

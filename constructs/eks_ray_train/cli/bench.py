@@ -78,12 +78,15 @@ def run(args: argparse.Namespace) -> int:
 
     from .bench_page import write_bench
     from .connect import connect
+    from .job_check import check_job
     from .package_dir import build_package
     from .runs import new_submission_id
     from .waiting import ClusterWait
     from .writable import check_writable
 
     check_writable(args.report_dir, "--report-dir", folder=True)
+    if args.bench == "transport":
+        check_job("bench transport", args.job_dir, args.job_args, elsewhere=True)
     chosen = _transports(args.over)
     package = build_package(args.job_dir)
     with connect(args.address, wait=ClusterWait(out=sys.stderr)) as target:

@@ -26,6 +26,8 @@ The files are taken as one run. Exit code 0: pass, or nothing to judge; 2: wrong
 where no transport was to be judged.
 """
 
+JOB_STATES = ("PENDING", "RUNNING", "STOPPED", "SUCCEEDED", "FAILED")
+
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the sub-command."""
@@ -39,7 +41,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument(
         "files", nargs="+", metavar="FILE", help="log files of one run (.gz too); - reads standard input"
     )
-    parser.add_argument("--job-status", metavar="S", help="how the job ended, as Ray says it; only SUCCEEDED can pass")
+    parser.add_argument(
+        "--job-status", type=_job_status, metavar="S", help="how the job ended, as Ray says it; only SUCCEEDED can pass"
+    )
     parser.add_argument(
         "--nodes",
         type=whole(1, MOST_NODES, remedy="leave it out to take the nodes that the log names"),
@@ -53,6 +57,15 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("--junit", type=Path, metavar="FILE", help="write the verdict as JUnit XML")
     parser.add_argument("--json", action="store_true", help="one JSON document on stdout, human text on stderr")
     parser.set_defaults(run=run)
+
+
+def _job_status(text: str) -> str:
+    """One of the states that Ray knows (https://docs.ray.io/en/latest/cluster/running-applications/job-submission/doc/ray.job_submission.JobStatus.html)."""
+    if text.upper() not in JOB_STATES:
+        raise argparse.ArgumentTypeError(
+            f"must be one of {', '.join(JOB_STATES)}, got {text[:40]!r}; eks-ray-train status ID prints it"
+        )
+    return text
 
 
 def run(args: argparse.Namespace) -> int:

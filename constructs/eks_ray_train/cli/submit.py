@@ -68,6 +68,7 @@ def run(args: argparse.Namespace) -> int:
 
     from .connect import connect
     from .consent import agree
+    from .job_check import check_job
     from .package_dir import build_package
     from .run_env import parse_env, parse_runtime_env
     from .run_report import write_report
@@ -94,6 +95,8 @@ def run(args: argparse.Namespace) -> int:
         check_writable(args.report_dir, "--report-dir", folder=True)
     if args.junit:
         check_writable(args.junit, "--junit")
+    if not args.deployed_code:
+        check_job("submit", args.job_dir, args.job_args, elsewhere=True)
     request = RunRequest(
         job_args=args.job_args,
         # Packed before anything is reached: a folder that is too large costs no waiting.

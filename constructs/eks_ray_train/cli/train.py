@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import subprocess
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -54,6 +53,7 @@ def run(args: argparse.Namespace) -> int:
     import time
 
     from .connect import connect
+    from .job_check import check_job
     from .local_ray import LocalCluster
     from .package_dir import build_package
     from .runs import flag_value, new_submission_id
@@ -63,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
     if args.report:
         check_writable(args.report, "--report")
     total = total_steps(args.job_args)
-    check_job(args.job_dir, [*DEFAULTS, *args.job_args, f"--steps={total}"])
+    check_job("train", args.job_dir, [*DEFAULTS, *args.job_args, f"--steps={total}"])
     package = build_package(args.job_dir)
     name = new_submission_id("demo")
     folder = args.out.absolute() / name
@@ -85,22 +85,6 @@ def run(args: argparse.Namespace) -> int:
         if args.keep_running:
             _keep(cluster)
     return int(document["exit_code"])
-
-
-def check_job(job_dir: Path, job_args: list[str]) -> None:
-    """The job's own look at its flags and files, before a cluster is started for it. Raises UsageError with the job's words.
-
-    A job of the user's own, without ``fsdp_job/check.py``, tells its mistakes when it runs.
-    """
-    from eks_ray_train.errors import ExitCode, UsageError
-
-    if not (job_dir / "fsdp_job" / "check.py").is_file():
-        return
-    done = subprocess.run(
-        [sys.executable, "-m", "fsdp_job.check", *job_args], cwd=job_dir, stdout=sys.stderr, stderr=subprocess.PIPE, text=True, check=False
-    )  # fmt: skip
-    if done.returncode == int(ExitCode.USAGE):
-        raise UsageError(f"the job refuses its flags: {done.stderr.strip()}; correct them, or see eks-ray-train train --help")
 
 
 def total_steps(job_args: list[str]) -> int:
