@@ -94,6 +94,15 @@ def test_an_efa_device_missing_from_the_container_is_named_as_the_cause() -> Non
     assert "vpc.amazonaws.com/efa" in " ".join(verdict(lines).reasons)
 
 
+@pytest.mark.parametrize(("nodes", "outcome"), [(2, "pass"), (3, "fail"), (8, "fail")])
+def test_lines_that_name_no_host_speak_for_two_nodes_at_most(nodes: int, outcome: str) -> None:
+    parser = LogParser()
+    parser.feed("NCCL INFO NET/OFI Selected provider is efa, fabric is efa (found 1 nics)")
+    answer = judge(parser.evidence(), job_status="SUCCEEDED", nodes_expected=nodes, expected="efa")
+    assert answer.outcome == outcome
+    assert any(f"evidence from 2 of {nodes} nodes" in reason for reason in answer.reasons) == (outcome == "fail")
+
+
 def test_one_host_vouches_for_one_peer_and_no_more() -> None:
     one = [A + PROVIDER, A + NETWORK]
     assert verdict(one).outcome == "pass"

@@ -223,12 +223,11 @@ class _Case:
             self.general.append(say.no_crossing_channel(wanted))
         if 0 < self.evidence.nodes_by_nccl < self.nodes_expected:
             self.general.append(say.small_communicator(self.evidence.nodes_by_nccl, self.nodes_expected))
-        if self.named or self.evidence.strict:
-            seen = self.nodes_seen()
-            if seen == 1 and not self.evidence.strict and not self.evidence.ray_nodes:
-                seen = 2  # one end of a connection vouches for the other: both must use the same network
-            if seen < self.nodes_expected:
-                self.general.append(say.too_few_nodes(seen, self.nodes_expected, [node.label for node in self.named]))
+        seen = self.nodes_seen()
+        if seen == 1 and not self.evidence.strict and not self.evidence.ray_nodes:
+            seen = 2  # one end of a connection vouches for the other: both must use the same network
+        if seen < self.nodes_expected:
+            self.general.append(say.too_few_nodes(seen, self.nodes_expected, [node.label for node in self.named]))
 
     def check_counters(self, wanted: Transport) -> None:
         if not self.evidence.strict:
