@@ -206,8 +206,10 @@ def _access(s: Settings) -> Iterator[str]:
         yield "admin_principals names a principal twice; EKS allows one access entry a principal; name each once"
     for cidr in s.public_access_cidrs:
         try:
-            ipaddress.ip_network(cidr)
+            network = ipaddress.ip_network(cidr) if "/" in cidr else None  # EKS takes no address without its mask
         except ValueError:
+            network = None
+        if network is None:
             yield f"public_access_cidrs must be IP networks such as 203.0.113.7/32, got {cidr!r}; eks-ray-train init writes yours"
     if s.hf_token_secret_arn and not re.fullmatch(r"arn:aws[a-z-]*:secretsmanager:[^:]+:\d{12}:secret:.+", s.hf_token_secret_arn):
         yield (

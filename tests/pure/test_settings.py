@@ -122,6 +122,7 @@ def test_text_from_the_command_line_is_coerced_to_each_type(tmp_path: Path, monk
         ({"gpu_zone": "us-east-2c", "availability_zones": ["us-east-2a", "us-east-2b"]}, ["not among availability_zones"]),
         ({"admin_principals": ["arn:aws:sts::123456789012:assumed-role/admin/me"]}, ["assumed-role", "init"]),
         ({"public_access_cidrs": ["my-house"]}, ["203.0.113.7/32", "'my-house'"]),
+        ({"public_access_cidrs": ["1.2.3.4"]}, ["203.0.113.7/32", "'1.2.3.4'"]),
         ({"max_hours": -1}, ["max_hours must be 0", "-1"]),
         ({"ray_version": "2.51.0"}, ["at least 2.52.0"]),
         ({"ray_version": "2.58"}, ["must look like 2.58.0"]),

@@ -82,7 +82,7 @@ class BotoSession:
         from botocore.config import Config
 
         self._session = profile_session()
-        self._home = home_region(self._session, region, flag="--region")
+        self._home = home_region(self._session, region)  # not all of the commands that use this have a flag for it
         self._config = Config(connect_timeout=5, read_timeout=20, retries={"total_max_attempts": 4, "mode": "standard"})
         self._lock = threading.Lock()
         self._clients: dict[tuple[str, str], Any] = {}
