@@ -200,17 +200,3 @@ def test_a_full_disk_under_stdout_is_one_line_on_stderr() -> None:
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
     assert done.returncode == 1
     assert "No space left on device" in done.stderr and "Traceback" not in done.stderr
-
-
-@pytest.mark.parametrize("words", [["down"], ["scale", "2"]])
-def test_a_missing_region_names_no_flag_that_the_command_lacks(
-    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for name in ("AWS_REGION", "AWS_DEFAULT_REGION", "AWS_PROFILE"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "none"))
-    (tmp_path / "cdk.json").write_text('{"app": "python3 app.py"}')
-    monkeypatch.chdir(tmp_path)
-    assert cli.main(words) == 2
-    said = capsys.readouterr().err
-    assert "no region" in said and "AWS_REGION" in said and "--region" not in said

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
+from eks_ray_train.cli.__main__ import main
 from eks_ray_train.cli.aws_session import BotoSession
 from eks_ray_train.cli.capacity_account import Account
 from eks_ray_train.cli.eks_access import make_session
@@ -45,3 +47,14 @@ def test_a_profile_that_does_not_exist_is_the_users_mistake(
     monkeypatch.setenv("AWS_PROFILE", "nope")
     with pytest.raises(UsageError, match=r"profile \(nope\) could not be found; set AWS_PROFILE"):
         open_("us-east-1")
+
+
+@pytest.mark.parametrize("words", [["down"], ["scale", "2"], ["capacity", "check", "cr-0123456789abcdef0"], ["capacity", "find"]])
+def test_a_missing_region_names_no_flag_that_the_command_lacks(
+    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "cdk.json").write_text('{"app": "python3 app.py"}')
+    monkeypatch.chdir(tmp_path)
+    assert main(words) == 2
+    said = capsys.readouterr().err
+    assert "no region" in said and "AWS_REGION" in said and "--region" not in said

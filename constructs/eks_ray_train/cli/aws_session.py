@@ -63,15 +63,14 @@ def profile_session() -> Any:
         raise UsageError(f"{error}; set AWS_PROFILE to one that `aws configure list-profiles` shows") from None
 
 
-def home_region(session: Any, given: str | None, *, flag: str = "") -> str:
-    """The region asked for (by ``flag``, where there is one), the environment's or the profile's. Raises UsageError without one.
+def home_region(session: Any, given: str | None) -> str:
+    """The region asked for, the environment's or the profile's. Raises UsageError without one, naming ways that every command has.
 
     boto3 itself reads AWS_DEFAULT_REGION only; the CDK and the other SDKs read AWS_REGION first.
     """
     home = given or os.environ.get("AWS_REGION") or session.region_name
     if not home:
-        given_by = f"give {flag}, " if flag else ""
-        raise UsageError(f"no region: {given_by}set region in cdk.json's eks-ray-train block, or set AWS_REGION")
+        raise UsageError("no region: set region in cdk.json's eks-ray-train block, or set AWS_REGION")
     return str(home)
 
 
@@ -82,7 +81,7 @@ class BotoSession:
         from botocore.config import Config
 
         self._session = profile_session()
-        self._home = home_region(self._session, region)  # not all of the commands that use this have a flag for it
+        self._home = home_region(self._session, region)
         self._config = Config(connect_timeout=5, read_timeout=20, retries={"total_max_attempts": 4, "mode": "standard"})
         self._lock = threading.Lock()
         self._clients: dict[tuple[str, str], Any] = {}

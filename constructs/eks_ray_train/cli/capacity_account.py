@@ -25,7 +25,7 @@ class Account:
         from botocore.exceptions import BotoCoreError, ClientError
 
         self._session = profile_session()
-        self.home = home = home_region(self._session, region, flag="--regions")
+        self.home = home = home_region(self._session, region)
         # aws.Aws.call retries; a second layer below it would only multiply the waiting.
         self._config = Config(connect_timeout=5, read_timeout=20, retries={"total_max_attempts": 1, "mode": "standard"})
         self._lock = threading.Lock()
