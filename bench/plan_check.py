@@ -98,15 +98,15 @@ def compare(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
             checkpointing=row["checkpointing"],
         )  # fmt: skip
         plan = predict(run, cluster)
-        held = {"chunks_held": row["chunks_held"]} if "chunks_held" in row else {}
-        peak_gib = peak_memory(run, cluster, **held).peak_gib
+        held = row.get("chunks_held", 1)
+        peak_gib = peak_memory(run, cluster, chunks_held=held).peak_gib
         measured = statistics.median(row["step_s"])
         out.append(
             {
                 **{key: row[key] for key in ("gpus", "model", "batch", "seq", "checkpointing", "sharding")},
                 "step_s": round(measured, 5), "step_s_min": round(min(row["step_s"]), 5), "step_s_max": round(max(row["step_s"]), 5),
                 "plan_step_s": round(plan.time.total, 5), "step_error": round(plan.time.total / measured - 1, 4),
-                "peak_gib": round(row["peak_gib"], 3), "plan_peak_gib": round(peak_gib, 3), **held,
+                "peak_gib": round(row["peak_gib"], 3), "plan_peak_gib": round(peak_gib, 3), "chunks_held": held,
                 "peak_error": round(peak_gib / row["peak_gib"] - 1, 4),
             }
         )  # fmt: skip

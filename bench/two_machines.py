@@ -19,7 +19,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-sys.path[:0] = [str(Path(__file__).resolve().parent.parent / "constructs")]
+CONSTRUCTS = str(Path(__file__).resolve().parent.parent / "constructs")
+sys.path[:0] = [CONSTRUCTS]
 
 from eks_ray_train.cli.processes import descendants, stop_all  # noqa: E402
 
@@ -117,7 +118,8 @@ class RayOnTwoMachines:
         """Of a client, and of the nodes."""
         keep = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
         path = f"{Path(sys.executable).parent}{os.pathsep}{keep.get('PATH', '')}"
-        return {**keep, "PATH": path, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": self.token, "PYTHONUNBUFFERED": "1", "RAY_USAGE_STATS_ENABLED": "0"}
+        packages = os.pathsep.join(filter(None, [CONSTRUCTS, keep.get("PYTHONPATH")]))
+        return {**keep, "PATH": path, "PYTHONPATH": packages, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": self.token, "PYTHONUNBUFFERED": "1", "RAY_USAGE_STATS_ENABLED": "0"}
 
     def start(self) -> None:
         """Start both nodes. Raises RuntimeError, with what they printed, where one does not come up."""
@@ -148,7 +150,6 @@ class RayOnTwoMachines:
             f"print(len(JobsClient({self.address!r}, token=os.environ['RAY_AUTH_TOKEN']).nodes(read_timeout_s=10)))"
         )
         env = self.environment()
-        env["PYTHONPATH"] = os.pathsep.join(filter(None, [sys.path[0], env.get("PYTHONPATH")]))
         give_up = time.monotonic() + 180
         while True:
             said = subprocess.run(self.machines.inside(0, sys.executable, "-c", question), env=env, capture_output=True, text=True)

@@ -195,6 +195,15 @@ def _capacity(s: Settings) -> Iterator[str]:
         )
 
 
+def _is_network(text: str) -> bool:
+    """Whether ``text`` is an IP network with its mask; EKS takes no address without one."""
+    try:
+        ipaddress.ip_network(text)
+    except ValueError:
+        return False
+    return "/" in text
+
+
 def _access(s: Settings) -> Iterator[str]:
     for arn in s.admin_principals:
         if not _PRINCIPAL.fullmatch(arn):
@@ -205,11 +214,7 @@ def _access(s: Settings) -> Iterator[str]:
     if len(set(s.admin_principals)) != len(s.admin_principals):
         yield "admin_principals names a principal twice; EKS allows one access entry a principal; name each once"
     for cidr in s.public_access_cidrs:
-        try:
-            network = ipaddress.ip_network(cidr) if "/" in cidr else None  # EKS takes no address without its mask
-        except ValueError:
-            network = None
-        if network is None:
+        if not _is_network(cidr):
             yield f"public_access_cidrs must be IP networks such as 203.0.113.7/32, got {cidr!r}; eks-ray-train init writes yours"
     if s.hf_token_secret_arn and not re.fullmatch(r"arn:aws[a-z-]*:secretsmanager:[^:]+:\d{12}:secret:.+", s.hf_token_secret_arn):
         yield (

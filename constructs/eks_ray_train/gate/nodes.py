@@ -40,10 +40,9 @@ class Node:
         speaking = [rank for rank in self.ranks if rank.channels]
         if any(rank.apart or not rank.peers for rank in speaking):
             return True
-        if self.complete and all(rank.own_ranks <= {rank.rank} for rank in self.ranks):
-            # No communicator numbers these ranks anew, so the other ends' numbers are global ranks too.
-            return any(rank.peers - {rank.rank for rank in self.ranks} for rank in speaking)
-        outward = [rank for rank in speaking if rank.blocks != {True}]
+        # Where no communicator numbers the ranks anew, the other ends' numbers are global ranks too, and need no second sign.
+        global_numbers = self.complete and all(rank.own_ranks <= {rank.rank} for rank in self.ranks)
+        outward = [rank for rank in speaking if global_numbers or rank.blocks != {True}]
         if self.name is None:
             return bool(outward)
         own = {number for rank in self.ranks for number in (*rank.own_ranks, rank.number)}
