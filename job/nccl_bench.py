@@ -5,7 +5,6 @@ All-reduce of fp32 tensors; each ``bandwidth`` event holds the seconds of one op
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 import tempfile
@@ -17,32 +16,10 @@ from typing import Any
 from fsdp_job.config import JobConfig
 from fsdp_job.driver import ENVIRONMENT, first_cause
 from fsdp_job.ending import Ending, telling
-from fsdp_job.errors import EXIT_FAILED, JobUsageError
+from fsdp_job.errors import EXIT_FAILED
+from fsdp_job.nccl_bench_flags import parse
 
 CPU_MAX_BYTES = 16 * 2**20
-
-
-def parse(argv: Sequence[str]) -> argparse.Namespace:
-    """The flags; raises JobUsageError."""
-    parser = argparse.ArgumentParser(prog="nccl_bench.py", description=__doc__, exit_on_error=False)
-    parser.add_argument("--min-bytes", type=int, default=8 * 2**10, help="smallest message (default: 8 KiB)")
-    parser.add_argument("--max-bytes", type=int, help="largest message (default: 1 GiB on GPUs, 16 MiB on CPUs)")
-    parser.add_argument("--factor", type=int, default=4, help="each size is so many times the one before (default: 4)")
-    parser.add_argument("--iterations", type=int, default=20, help="operations a repetition (default: 20)")
-    parser.add_argument("--warm-up", type=int, default=5, help="operations before, not counted (default: 5)")
-    parser.add_argument("--repeat", type=int, default=5, help="repetitions of each size (default: 5)")
-    parser.add_argument("--num-workers", type=int, help="ranks (default: all GPUs; without GPUs one per node)")
-    parser.add_argument("--wait-seconds", type=float, default=1800.0, help="how long to wait for all GPUs to join")
-    try:
-        args, unknown = parser.parse_known_args(argv)
-    except argparse.ArgumentError as error:
-        raise JobUsageError(f"{error}; see python nccl_bench.py --help") from None
-    if unknown:
-        raise JobUsageError(f"unknown flag {unknown[0]}; see python nccl_bench.py --help")
-    small = [name for name in ("min_bytes", "iterations", "repeat") if getattr(args, name) < 1]
-    if small or args.factor < 2 or args.warm_up < 0 or (args.max_bytes or args.min_bytes) < args.min_bytes:
-        raise JobUsageError("sizes and counts must be positive, --factor at least 2, --max-bytes not below --min-bytes; see python nccl_bench.py --help")
-    return args
 
 
 def sizes(low: int, high: int, factor: int) -> list[int]:
@@ -109,6 +86,8 @@ def bench_worker(settings: dict[str, Any]) -> None:
 
 def run(argv: Sequence[str], ending: Ending) -> None:
     """Wait for the cluster, measure, fill ``ending``."""
+    args = parse(argv)
+
     import ray
     from ray.train import ScalingConfig
     from ray.train.torch import TorchConfig, TorchTrainer
@@ -119,7 +98,6 @@ def run(argv: Sequence[str], ending: Ending) -> None:
     from fsdp_job.sink import Printer, start_sink
     from fsdp_job.transport import nccl_environment
 
-    args = parse(argv)
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     cfg = JobConfig(num_workers=args.num_workers, wait_seconds=args.wait_seconds)

@@ -120,7 +120,7 @@ def problems_of(line: str) -> list[str]:
 
 def nccl_bench_flags() -> set[str]:
     """The second program of ``job/`` builds its parser inside a function: its flags are read from the text."""
-    return set(re.findall(r'add_argument\("(--[\w-]+)"', (REPO / "job" / "nccl_bench.py").read_text(encoding="utf-8")))
+    return set(re.findall(r'add_argument\("(--[\w-]+)"', (REPO / "job" / "fsdp_job" / "nccl_bench_flags.py").read_text(encoding="utf-8")))
 
 
 def is_job_flag(word: str) -> bool:

@@ -1,12 +1,14 @@
 """What can be wrong with a command line, told without a cluster: ``python -m fsdp_job.check ARGS`` ends with 0 or 2.
 
-With ``--elsewhere`` before ARGS the files that they name lie on other machines and are not looked for.
+With ``--elsewhere`` before ARGS the job will run on other machines, with this folder as its working folder: of the files
+that ARGS name, only those inside it are looked for. With ``--nccl-bench`` ARGS are those of ``nccl_bench.py``.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from pathlib import PurePath
 
 from fsdp_job.architecture import read_architecture
 from fsdp_job.config import JobConfig
@@ -14,21 +16,32 @@ from fsdp_job.errors import EXIT_OK, EXIT_USAGE, JobUsageError
 from fsdp_job.flags import parse_args
 
 
-def check_files(cfg: JobConfig) -> None:
-    """Raises JobUsageError where the model's configuration or a data set of this machine cannot be read."""
-    if cfg.model_config:
+def check_files(cfg: JobConfig, *, elsewhere: bool = False) -> None:
+    """Raises JobUsageError where the model's configuration or a data set cannot be read.
+
+    ``elsewhere``: look only for what travels with the job's folder, which is the working folder.
+    """
+    if cfg.model_config and not (elsewhere and _is_outside(cfg.model_config)):
         read_architecture(cfg.model_config)
-    if cfg.dataset != "random" and "://" not in cfg.dataset:
+    if cfg.dataset != "random" and "://" not in cfg.dataset and not (elsewhere and _is_outside(cfg.dataset)):
         from fsdp_job.data_sources import find_sources
 
         find_sources(cfg.dataset)  # raises where nothing is there or nothing of it can be read
 
 
+def _is_outside(path: str) -> bool:
+    return path.startswith("~") or PurePath(path).is_absolute() or ".." in PurePath(path).parts
+
+
 def main(argv: Sequence[str]) -> int:
     """Exit code for ``argv``; a mistake is told on stderr."""
     try:
-        if argv[:1] == ["--elsewhere"]:
-            parse_args(argv[1:])
+        if argv[:1] == ["--nccl-bench"]:
+            from fsdp_job.nccl_bench_flags import parse
+
+            parse(argv[1:])
+        elif argv[:1] == ["--elsewhere"]:
+            check_files(parse_args(argv[1:]), elsewhere=True)
         else:
             check_files(parse_args(argv))
     except JobUsageError as error:

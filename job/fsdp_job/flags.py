@@ -81,7 +81,7 @@ def parse_args(argv: Sequence[str]) -> JobConfig:
     """JobConfig of a command line; raises JobUsageError with every problem named."""
     parser = build_parser()
     options = [s for a in parser._actions for s in a.option_strings if s.startswith("--")]
-    words = [_dashes(word) for word in argv]
+    words = [dashed(word) for word in argv]
     known, unknown = parser.parse_known_args(words)
     if unknown:
         # A word after an unknown flag is most likely its value.
@@ -90,7 +90,8 @@ def parse_args(argv: Sequence[str]) -> JobConfig:
     return JobConfig(**vars(known))
 
 
-def _dashes(word: str) -> str:
+def dashed(word: str) -> str:
+    """A flag as the parsers know it: ``--batch_size=4`` -> ``--batch-size=4``."""
     if not word.startswith("--"):
         return word
     name, sep, value = word.partition("=")

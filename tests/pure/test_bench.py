@@ -19,6 +19,8 @@ from eks_ray_train.cli.runs import RunResult
 from tests.headless_browser import browser
 from tests.ray_stub import StubJob, StubRay, serve
 
+JOB = str(Path(__file__).resolve().parents[2] / "job")
+
 
 @pytest.fixture
 def ray() -> StubRay:
@@ -28,7 +30,8 @@ def ray() -> StubRay:
 @pytest.fixture
 def url(ray: StubRay, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     (tmp_path / "job").mkdir()
-    (tmp_path / "job" / "train.py").write_text("print('hello')\n")
+    for name in ("train.py", "nccl_bench.py"):
+        (tmp_path / "job" / name).write_text("print('hello')\n")
     monkeypatch.chdir(tmp_path)
     for name in ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "RAY_AUTH_MODE"):
         monkeypatch.delenv(name, raising=False)
@@ -199,13 +202,22 @@ def test_bandwidth_is_put_against_the_line_rate(ray: StubRay, url: str, capsys: 
         (["transport", "--over", "tcp,tcp"], "each once"),
         (["nccl", "--repeat", "0"], "--repeat: must be a whole number from 1 to 1,000"),
         (["nccl", "--job-dir", "nowhere"], "no job folder"),
+        (["nccl", "--job-dir", "only-train"], "only-train has no nccl_bench.py"),
+        (["nccl", "--job-dir", JOB, "--", "--min-bytez", "8"], "unknown flag --min-bytez"),
+        (["nccl", "--job-dir", JOB, "--", "--factor", "1"], "--factor must be from 2 to"),
+        (["nccl", "--job-dir", JOB, "--", "--max-bytes=0"], "--max-bytes must be from 1 to"),
+        (["nccl", "--job-dir", JOB, "--", "--min_bytes", "64", "--max_bytes", "32"], "--max-bytes must not be below --min-bytes (64), got 32"),
+        (["nccl", "--job-dir", JOB, "--", "--num-workers", "0"], "--num-workers must be at least 1, got 0"),
+        (["nccl", "--job-dir", JOB, "--", "--wait-seconds", "nan"], "--wait-seconds must be a positive number"),
     ],
 )
 def test_wrong_use_is_exit_code_2_before_anything_is_sent(
     ray: StubRay, url: str, words: list[str], says: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    Path("only-train").mkdir()
+    Path("only-train/train.py").write_text("")
     assert main(["bench", words[0], "--address", url, *words[1:]]) == 2
-    assert says in capsys.readouterr().err and not ray.jobs
+    assert says in capsys.readouterr().err and not ray.jobs and not ray.packages
 
 
 def test_bus_bandwidth_is_that_of_the_nccl_tests() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import resource
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -173,16 +174,43 @@ def test_no_words_print_the_help_and_are_wrong_use(capsys: pytest.CaptureFixture
     assert "exit codes: 0 good" in capsys.readouterr().out
 
 
-def test_a_reader_that_goes_away_is_no_traceback() -> None:
-    done = subprocess.run(
-        f"{sys.executable} -c \"import sys; from eks_ray_train.cli import __main__ as m, status\n"
-        "import types\n"
-        "def run(args):\n  [print('x' * 1000) for _ in range(10000)]\n  return 0\n"
+def piped(body: str, reader: str, *, stderr_too: bool = False) -> tuple[int, str]:
+    """(exit code, stderr) of a command that does ``body`` into a pipe whose reader is ``reader``."""
+    code = (
+        "import sys, types; from eks_ray_train.cli import __main__ as m, status\n"
+        f"def run(args):\n  {body}\n"
         "m.load_command = lambda _: types.SimpleNamespace(add_parser=status.add_parser, run=run)\n"
-        "sys.exit(m.main(['status']))\" | head -1",
-        shell=True, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.stderr == ""
+        "sys.exit(m.main(['status']))"
+    )
+    shell = f"{shlex.join([sys.executable, '-c', code])} {'2>&1 ' if stderr_too else ''}| {reader}; exit ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", shell], capture_output=True, text=True, check=False)
+    return done.returncode, done.stderr
+
+
+def test_a_command_does_its_work_to_the_end_without_a_reader(tmp_path: Path) -> None:
+    body = f"[print('x' * 1000) for _ in range(10000)]; open({str(tmp_path / 'done')!r}, 'w').close(); return 4"
+    assert piped(body, "head -1") == (4, "")
+    assert (tmp_path / "done").exists()
+
+
+def test_nor_does_it_need_anybody_to_read_stderr(tmp_path: Path) -> None:
+    body = f"[print('x' * 1000, file=sys.stderr) for _ in range(10000)]; open({str(tmp_path / 'done')!r}, 'w').close(); return 0"
+    assert piped(body, "head -1", stderr_too=True) == (0, "")
+    assert (tmp_path / "done").exists()
+
+
+def test_a_short_answer_that_nobody_waits_for_is_no_complaint_at_exit() -> None:
+    assert piped("import time; time.sleep(0.3); print('short'); return 0", "true") == (0, "")
+
+
+def test_bytes_for_a_reader_that_left_end_the_command_as_sigpipe_would() -> None:
+    assert piped("[sys.stdout.buffer.write(b'x' * 1000) for _ in range(10000)]; return 0", "head -c 1") == (141, "")
+
+
+def test_nor_is_help_a_complaint() -> None:
+    shell = f"{sys.executable} -m eks_ray_train.cli status --help | true; exit ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", shell], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_the_version_is_the_distributions(capsys: pytest.CaptureFixture[str]) -> None:

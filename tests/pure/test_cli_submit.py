@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import json
 import socket
+import subprocess
+import sys
 import threading
 import time
 import zipfile
@@ -56,6 +58,61 @@ def test_a_flag_that_the_job_does_not_know_is_told_before_anything_is_sent(
         assert main([*command, "--address", url, "--job-dir", str(repo / "job"), "--", "--stepz", "3"]) == 2
         assert "unknown flag --stepz (did you mean --steps?)" in capsys.readouterr().err
     assert not ray.jobs and not ray.packages
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--model-config", "nofile.json"], "no such file: nofile.json; give one that lies in the job's folder"),
+        (["--dataset", "text/*.jsonl"], "no file matches the pattern"),
+        (["--dataset", "text.parquet"], "--dataset text.parquet does not exist"),
+        (["--model-config", "train.py"], "train.py is not JSON"),
+    ],
+)
+def test_files_of_the_jobs_folder_are_looked_for_before_anything_is_sent(
+    ray: StubRay, url: str, repo: Path, words: list[str], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for command in (["submit"], ["bench", "transport"]):
+        assert main([*command, "--address", url, "--job-dir", str(repo / "job"), "--", *words]) == 2
+        assert says in capsys.readouterr().err
+    assert not ray.jobs and not ray.packages
+
+
+def test_a_check_that_cannot_run_here_says_so_and_lets_the_job_decide(
+    ray: StubRay, url: str, app_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (app_folder / "job" / "fsdp_job").mkdir()
+    (app_folder / "job" / "fsdp_job" / "check.py").write_text("import a_package_of_the_cluster\n")
+    assert main(["submit", "--address", url, "--", "--steps", "1"]) == 0
+    assert "could not be checked on this machine (ModuleNotFoundError: No module named 'a_package_of_the_cluster')" in capsys.readouterr().err
+    assert len(ray.jobs) == 1
+
+
+def submit_into(url: str, folder: Path, reader: str) -> subprocess.CompletedProcess[str]:
+    """``submit`` in a process of its own, its stdout read by ``reader``; ends with the exit code of ``submit``."""
+    shell = f"{sys.executable} -m eks_ray_train.cli submit --address {url} {reader}; exit ${{PIPESTATUS[0]}}"
+    return subprocess.run(["bash", "-c", shell], cwd=folder, capture_output=True, text=True, check=False, timeout=60)
+
+
+@pytest.mark.parametrize(("status", "code"), [("SUCCEEDED", 0), ("FAILED", 4)])
+@pytest.mark.parametrize("reader", ["| head -1", "2>&1 | head -1"])
+def test_a_run_whose_reader_left_is_followed_to_its_end(
+    ray: StubRay, url: str, app_folder: Path, reader: str, status: str, code: int
+) -> None:
+    ray.make_job = lambda _: StubJob(log=b"a line of the job\n" * 20_000, script=[(0, "RUNNING"), (2.0, status)])
+    done = submit_into(url, app_folder, reader)
+    assert (done.returncode, len(done.stdout.splitlines())) == (code, 1)
+    assert "Traceback" not in done.stderr and "BrokenPipe" not in done.stderr
+    assert len(list((app_folder / "runs").glob("*/*.html"))) == 1
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full, a file that is always full")
+def test_a_full_disk_under_the_log_costs_the_lines_and_not_the_run(ray: StubRay, url: str, app_folder: Path) -> None:
+    ray.make_job = lambda _: StubJob(script=[(0, "RUNNING"), (1.0, "SUCCEEDED")])
+    done = submit_into(url, app_folder, ">/dev/full")
+    assert done.returncode == 0
+    assert done.stderr.count("the log cannot be shown any more (No space left on device)") == 1
+    assert len(list((app_folder / "runs").glob("*/*.html"))) == 1
 
 
 def test_files_of_the_cluster_are_not_looked_for_here(ray: StubRay, url: str, repo: Path) -> None:

@@ -117,7 +117,7 @@ def test_every_make_target_named_exists(page: Path) -> None:
 def vocabulary() -> set[str]:
     """Names with an underscore that are no settings: properties and attributes of constructs, fields of events and documents."""
     library = REPO / "constructs" / "eks_ray_train"
-    sources = [*library.rglob("*.py"), *(REPO / "job").rglob("*.py")]
+    sources = [*library.rglob("*.py"), *(REPO / "job").rglob("*.py"), REPO / "app.py"]
     names: set[str] = set()
     for path in sources:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import bz2
 import gzip
 import io
 import json
+import lzma
 import os
 import re
 import subprocess
@@ -116,6 +118,37 @@ def test_rubbish_is_no_evidence_and_no_traceback(
     path.write_bytes(content)
     assert gate(path, *GOOD) in (2, 3)
     assert "Traceback" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "says"),
+    [
+        ("train.log.zst", b"\x28\xb5\x2f\xfd" + EFA.read_bytes(), "packed by zstd, and only gzip is read"),
+        ("train.log.xz", lzma.compress(EFA.read_bytes()), "packed by xz"),
+        ("train.log.bz2", bz2.compress(EFA.read_bytes()), "packed by bzip2"),
+        ("logs.zip", b"PK\x03\x04" + bytes(30) + EFA.read_bytes(), "packed by zip"),
+        ("train.log.gz", b"\x00\x01" + EFA.read_bytes(), "no gzip file, though its name says so"),
+    ],
+)
+def test_what_is_packed_in_another_way_is_wrong_use_and_not_judged(
+    name: str, content: bytes, says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / name
+    path.write_bytes(content)
+    assert gate(path, *GOOD) == 2
+    assert says in capsys.readouterr().err
+
+
+def test_a_log_that_was_unpacked_on_its_way_is_read_whatever_its_name(tmp_path: Path) -> None:
+    path = tmp_path / "train.log.gz"
+    path.write_bytes(EFA.read_bytes())
+    assert gate(path, *GOOD) == 0
+
+
+def test_standard_input_is_unpacked_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(gzip.compress(EFA.read_bytes()))))
+    assert gate("-", *GOOD) == 0
+    assert not sys.stdin.buffer.closed
 
 
 def test_standard_input_is_read(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ from eks_ray_train.instances import CATALOGUE, get_system_instance_type
 from eks_ray_train.manifests import names
 from eks_ray_train.manifests.pod_rules import quantity
 from eks_ray_train.manifests.ray_cluster import GPU_TAINT, Taint, cluster_facts, ray_cluster
+from eks_ray_train.manifests.ray_pods import NO_REPORTS
 from tests.pure.manifest_support import IMAGE, cluster_spec, env_of, gpu_workers, head_of, workers_of
 
 SNAPSHOT = Path(__file__).parent / "snapshots" / "ray_cluster.yaml"
@@ -300,6 +303,21 @@ def test_extra_variables_go_over_ours() -> None:
         env = env_of(pod)
         assert env["NCCL_DEBUG"] == "WARN"
         assert env["NCCL_NET"] == "Libfabric"
+
+
+def test_no_pod_reports_its_use_to_anybody_unless_it_is_asked_to() -> None:
+    for pod in _pods(extra_env={"HF_HUB_DISABLE_TELEMETRY": "0"}):
+        env = env_of(pod)
+        assert (env["RAY_USAGE_STATS_ENABLED"], env["OPT_OUT_TRACKING"], env["HF_HUB_DISABLE_TELEMETRY"]) == ("0", "true", "0")
+
+
+def test_ray_and_the_hub_client_understand_the_variables_that_switch_their_reports_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    usage = pytest.importorskip("ray._common.usage.usage_lib", reason="needs Ray (requirements.txt)")
+    for name, value in NO_REPORTS.items():
+        monkeypatch.setenv(name, value)
+    assert not usage.usage_stats_enabled()
+    code = "from huggingface_hub import constants; print(constants.HF_HUB_DISABLE_TELEMETRY)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "True\n"
 
 
 def test_tokens_pass_through_untouched() -> None:

@@ -86,6 +86,20 @@ def test_cdk_synth_works_with_the_cli_and_node_of_the_virtual_environment(repo: 
     assert sizes == [3]
 
 
+def test_the_cdk_commands_telemetry_is_off_in_this_folder_and_in_no_other(repo: Path, tmp_path: Path) -> None:
+    if shutil.which("cdk") is None:
+        pytest.skip("needs the CDK CLI of requirements-cdk.txt in this environment")
+
+    def status(folder: Path) -> str:
+        environment = _environment(HOME=str(tmp_path), CDK_DISABLE_VERSION_CHECK="1", AWS_EC2_METADATA_DISABLED="true")
+        environment.pop("CDK_DISABLE_CLI_TELEMETRY", None)
+        done = subprocess.run(["cdk", "cli-telemetry", "--status"], cwd=folder, env=environment, capture_output=True, text=True, check=True)
+        return done.stdout + done.stderr
+
+    assert "CLI Telemetry is disabled" in status(repo)
+    assert "CLI Telemetry is enabled" in status(tmp_path)  # so that the first answer is cdk.json's
+
+
 @pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="needs Linux's /proc to see when jsii has started")
 def test_ctrl_c_during_synthesis_is_quiet_and_exit_code_130(repo: Path, tmp_path: Path) -> None:
     running = subprocess.Popen(

@@ -19,8 +19,12 @@ from typing import Any, NoReturn
 from eks_ray_train import __version__
 from eks_ray_train.errors import EksRayTrainError, ExitCode, UsageError
 
+from .streams import lasting_output, to_nowhere
+
 PROG = "eks-ray-train"
 DEBUG_VARIABLE = "EKS_RAY_TRAIN_DEBUG"
+READER_GONE = 141
+"""128 + SIGPIPE, as a shell reports it of any program whose reader left early: `logs ID | head`."""
 
 # Command -> what the list of commands says about it. The module has the command's name; one that is absent is not offered.
 COMMANDS: dict[str, str] = {
@@ -150,7 +154,7 @@ def _tell(message: str, code: int, *, as_json: bool) -> int:
             print(json.dumps({"error": message, "exit_code": code}), flush=True)
             return code
         except OSError:  # stdout itself is what failed (a full disk): tell it where it can still be read
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            to_nowhere(sys.stdout)
     print(f"{PROG}: {message}", file=sys.stderr, flush=True)
     return code
 
@@ -165,6 +169,11 @@ def _completion(words: list[str]) -> int:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit code and raises nothing but SystemExit of ``--help`` and ``--version``."""
+    with lasting_output():
+        return _run(argv)
+
+
+def _run(argv: Sequence[str] | None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     as_json = _wants_json(words)
     debug = bool(os.environ.get(DEBUG_VARIABLE))
@@ -175,7 +184,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         if words[0].partition("=")[0] == "--completion":
             return _completion(words)
         args, module = parse(words)
-        return int(module.run(args))
+        code = int(module.run(args))
+        sys.stdout.flush()  # a full disk may show only here, and is told as any other error
+        return code
     except EksRayTrainError as error:
         if debug:
             raise
@@ -183,9 +194,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return _tell("interrupted", 130, as_json=as_json)
     except BrokenPipeError:
-        # The reader of our output has gone (| head): the interpreter must not complain while it flushes at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return int(ExitCode.UNEXPECTED)
+        to_nowhere(sys.stdout)
+        return READER_GONE
     except Exception as error:
         if debug:
             raise

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 JOB_ARGUMENTS = "after-dashes"
 DEFAULT_STEPS = 30
 WARM_UP_STEPS = 5
+NCCL_SCRIPT = "nccl_bench.py"
 
 DESCRIPTION = """\
 transport: the same job over EFA and over TCP, several times in turn. A run counts only where the gate has proven its transport;
@@ -85,16 +86,16 @@ def run(args: argparse.Namespace) -> int:
     from .writable import check_writable
 
     check_writable(args.report_dir, "--report-dir", folder=True)
-    if args.bench == "transport":
-        check_job("bench transport", args.job_dir, args.job_args, elsewhere=True)
+    transport = args.bench == "transport"
     chosen = _transports(args.over)
-    package = build_package(args.job_dir)
+    package = build_package(args.job_dir, entry="train.py" if transport else NCCL_SCRIPT)
+    check_job(f"bench {args.bench}", args.job_dir, args.job_args, where="elsewhere" if transport else "nccl-bench")
     with connect(args.address, wait=ClusterWait(out=sys.stderr)) as target:
         has_efa = target.instance is not None and target.instance.efa_interfaces > 0 and (target.nodes or 0) > 1
         over: list[Over] = chosen or (
-            (["efa", "tcp"] if args.bench == "transport" else ["efa"]) if has_efa else ["none"]
+            (["efa", "tcp"] if transport else ["efa"]) if has_efa else ["none"]
         )
-        measure = _transport if args.bench == "transport" else _nccl
+        measure = _transport if transport else _nccl
         document, runs = measure(args, target, over, package)
     document = {
         "benchmark": args.bench,
@@ -193,7 +194,7 @@ def _nccl(
     runs: list[Counted] = []
     for repeat, kind in order(over, args.repeat):
         request = RunRequest(
-            job_args=args.job_args, package=package, script="nccl_bench.py", expect=kind, timeout_s=args.timeout
+            job_args=args.job_args, package=package, script=NCCL_SCRIPT, expect=kind, timeout_s=args.timeout
         )
         done = run_counted(target, request, over=kind, repeat=repeat, least_bytes=0)
         # How much must have crossed is only known once the sizes are.

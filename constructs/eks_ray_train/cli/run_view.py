@@ -10,6 +10,7 @@ from typing import Any, Protocol, TextIO
 from .events import parse_event, split_line
 from .failure import FailureFinder
 from .run_record import RunRecord
+from .streams import to_nowhere
 
 STEP_LINE_EVERY_S = 1.0
 
@@ -103,8 +104,13 @@ class RunView:
     def _print(self, lines: list[str]) -> None:
         if self._bar is not None:
             self._bar.clear()
-        self._out.write("\n".join(lines) + "\n")
-        self._out.flush()
+        try:
+            self._out.write("\n".join(lines) + "\n")
+            self._out.flush()
+        except OSError as error:  # a full disk, for one: the run, its verdict and its exit code are worth more than its lines
+            self._quiet = True
+            to_nowhere(self._out)
+            self.notice(f"the log cannot be shown any more ({error.strerror or error}); the run is followed to its end without its lines")
 
     def _event(self, event: dict[str, Any]) -> str | None:
         kind = event["event"]

@@ -96,7 +96,7 @@ def run(args: argparse.Namespace) -> int:
     if args.junit:
         check_writable(args.junit, "--junit")
     if not args.deployed_code:
-        check_job("submit", args.job_dir, args.job_args, elsewhere=True)
+        check_job("submit", args.job_dir, args.job_args, where="elsewhere")
     request = RunRequest(
         job_args=args.job_args,
         # Packed before anything is reached: a folder that is too large costs no waiting.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import io
 import sys
 import zlib
 from collections.abc import Iterator
@@ -18,6 +19,12 @@ from eks_ray_train.gate.nodes import sort_into_nodes
 from eks_ray_train.gate.verdict import judge
 
 CHUNK_BYTES = 1 << 20
+_GZIP = b"\x1f\x8b"
+_PACKED = {
+    b"\x28\xb5\x2f\xfd": "zstd", b"\xfd7zXZ\0": "xz", b"BZh": "bzip2", b"PK\x03\x04": "zip", b"7z\xbc\xaf\x27\x1c": "7-Zip",
+    b"\x04\x22\x4d\x18": "lz4",
+}  # fmt: skip
+"""First bytes of what people pack logs with: read as text, such a file would look like a run without evidence."""
 _EVENT_MARK = b'"event"'
 _MAX_EVENT_BYTES = 256 << 20
 """Of all events together: far more than the largest run writes, so that a job that prints without end cannot fill memory."""
@@ -128,36 +135,49 @@ class RunJudge:
 def read_log(judge_: RunJudge, source: str) -> None:
     """Feed one file, gzipped or not, or standard input ("-"), in bounded memory.
 
-    Raises UsageError where the file is missing, a folder, unreadable, or no whole gzip stream.
+    Raises UsageError where the file is missing, a folder, unreadable, no whole gzip stream, or packed in another way.
     """
     if source == "-":
-        _feed(judge_, sys.stdin.buffer)
+        peeking = io.BufferedReader(cast(Any, sys.stdin.buffer))
+        try:
+            _read(judge_, peeking, "standard input")
+        finally:
+            peeking.detach()  # or standard input would be closed with it
         return
-    path = Path(source)
     try:
-        with path.open("rb") as file:
-            magic = file.read(2)
-            file.seek(0) if file.seekable() else None
-            if magic != b"\x1f\x8b":
-                _feed(judge_, file, head=b"" if file.seekable() else magic)
-                return
-        with gzip.open(path, "rb") as unpacked:
-            _feed(judge_, cast(BinaryIO, unpacked))
+        with Path(source).open("rb") as file:
+            _read(judge_, file, source)
     except FileNotFoundError:
         raise UsageError(f"no such log file: {source}; give a path, or - for standard input") from None
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise UsageError(f"{source} is not a whole gzip file ({error}); copy it again") from None
     except OSError as error:
         raise UsageError(f"cannot read {source}: {error.strerror or error}; give a readable log file") from None
 
 
-def _feed(judge_: RunJudge, file: BinaryIO, head: bytes = b"") -> None:
-    for chunk in _whole_lines(file, head):
+def _read(judge_: RunJudge, file: io.BufferedReader, name: str) -> None:
+    head = file.peek(8)
+    packed = next((kind for magic, kind in _PACKED.items() if head.startswith(magic)), None)
+    if packed:
+        raise UsageError(f"{name} is packed by {packed}, and only gzip is read; unpack it and give what is in it")
+    if name.endswith(".gz") and head[:2] != _GZIP and b"\0" in head:
+        raise UsageError(f"{name} is no gzip file, though its name says so, and no text; copy it again")
+    if head[:2] != _GZIP:
+        _feed(judge_, file)
+        return
+    try:
+        with gzip.GzipFile(fileobj=file) as unpacked:
+            _feed(judge_, cast(BinaryIO, unpacked))
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise UsageError(f"{name} is not a whole gzip file ({error}); copy it again") from None
+
+
+def _feed(judge_: RunJudge, file: BinaryIO) -> None:
+    for chunk in _whole_lines(file):
         judge_.feed_chunk(chunk)
 
 
-def _whole_lines(file: BinaryIO, rest: bytes) -> Iterator[bytes]:
+def _whole_lines(file: BinaryIO) -> Iterator[bytes]:
     """Chunks that end with a line; a line longer than four chunks is handed on in pieces."""
+    rest = b""
     encoding = None
     first = True
     while chunk := file.read(CHUNK_BYTES):

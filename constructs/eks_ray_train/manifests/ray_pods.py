@@ -23,6 +23,11 @@ TaintEffect = Literal["NoSchedule", "PreferNoSchedule", "NoExecute"]
 POD_SECURITY_LEVEL = "baseline"
 
 
+# Who runs what is not told to others. Ray: https://docs.ray.io/en/latest/cluster/usage-stats.html. Hugging Face:
+# https://huggingface.co/docs/huggingface_hub/package_reference/environment_variables. The image's shells: its own documentation.
+NO_REPORTS = {"RAY_USAGE_STATS_ENABLED": "0", "HF_HUB_DISABLE_TELEMETRY": "1", "OPT_OUT_TRACKING": "true"}
+
+
 @dataclass(frozen=True, kw_only=True)
 class Taint:
     """A taint of a node group, in Kubernetes' own words; each one becomes a toleration of the group's pods."""
@@ -159,7 +164,7 @@ def _container(name: str, parts: PodParts, size: PodSize, env: Mapping[str, str]
 
 def _environment(parts: PodParts, env: Mapping[str, str]) -> list[dict[str, Any]]:
     """Plain variables first, ``extra_env`` over them, then the one that refers to a secret."""
-    plain = dict(env)
+    plain = {**env, **NO_REPORTS}
     # Not the number: in the template, another node count would restart every pod, and a variable that refers to the
     # ConfigMap would keep its first value for the pod's life. The kubelet refreshes the file.
     plain[names.ENV_EXPECTED_GPUS_FILE] = names.EXPECTED_GPUS_FILE
