@@ -9,6 +9,7 @@ that the variants are made of are timed by themselves too.
 from __future__ import annotations
 
 import argparse
+import gc
 import gzip
 import json
 import os
@@ -114,6 +115,7 @@ def one_run(point: dict[str, Any], ranks: Any, folder: str, *, steps: int, warmu
     from fsdp_job.transport import Evidence
     from fsdp_job.watch import Watch
 
+    gc.collect()  # the run before leaves cycles that hold its weights: its memory would count as this one's
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
     profile = 2 if point.get("profile") else 0

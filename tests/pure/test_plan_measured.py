@@ -1,4 +1,4 @@
-"""``plan`` against what was measured on two H200s at points that its constants were not fitted to (bench/plan_check.py)."""
+"""``plan`` against what was measured on one and two H200s at points that its constants were not fitted to (bench/plan_check.py)."""
 
 from __future__ import annotations
 
@@ -41,4 +41,4 @@ def test_peak_memory_is_within_10_percent(compared: list[dict[str, Any]]) -> Non
 
 
 def errors(rows: list[dict[str, Any]], name: str) -> dict[str, float]:
-    return {f"{r['model']} {r['batch']} × {r['seq']} {r['checkpointing']} {r['sharding']}": r[name] for r in rows}
+    return {f"{r['gpus']} GPU {r['model']} {r['batch']} × {r['seq']} {r['checkpointing']} {r['sharding']}": r[name] for r in rows}

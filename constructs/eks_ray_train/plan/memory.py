@@ -69,14 +69,13 @@ def activation_elements(run: Run) -> tuple[float, float]:
     return min(kept, whole), whole
 
 
-def peak_memory(run: Run, cluster: Cluster, *, chunks_held: int = 1) -> Memory:
+def peak_memory(run: Run, cluster: Cluster) -> Memory:
     """Memory at the largest of three moments: the loss (all activations, one chunk of logits, no gradients yet), the start
     of the backward pass (the head's gradient, one block recomputed) and its end (all gradients, the root's being reduced).
 
     State: fp32 weight, gradient and AdamW's two moments, sharded over ``cluster.shards(run)`` GPUs; a compute copy of the
     root and of two blocks (of all where the job keeps them). With accumulation over nodes under full sharding whole
-    gradients are kept in the reduction's type until the last micro-batch. ``chunks_held``: chunks of logits that the loss
-    has at one time, one in this job; with it the plan can be compared with a job that held two. Source: Rajbhandari et al. 2020
+    gradients are kept in the reduction's type until the last micro-batch. Source: Rajbhandari et al. 2020
     (arXiv:1910.02054) §3; FSDP2's documentation; the order of frees in torch's FSDPParamGroup.post_backward.
     """
     shape, size, shards = run.shape, run.bytes, cluster.shards(run)
@@ -97,8 +96,7 @@ def peak_memory(run: Run, cluster: Cluster, *, chunks_held: int = 1) -> Memory:
     rows = min(tokens, max(1, CHUNK_LOGITS // shape.vocab))
     # The job computes the loss's gradient in place of the logits, and the head's gradient in fp32 where it sums several chunks.
     summed = 4.0 if tokens > rows else float(size.compute)
-    chunks = min(chunks_held, math.ceil(tokens / rows))
-    loss = chunks * rows * shape.vocab * size.compute + head * summed + 3 * hidden
+    loss = rows * shape.vocab * size.compute + head * summed + 3 * hidden
     working = (
         tokens * (whole - kept) * size.compute
         + 2.0 * tokens * (2 * shape.active_intermediate + shape.hidden) * size.compute
