@@ -123,26 +123,35 @@ class RayOnTwoMachines:
 
     def start(self) -> None:
         """Start both nodes. Raises RuntimeError, with what they printed, where one does not come up."""
-        head = self.machines.addresses[0]
-        for index, address in enumerate(self.machines.addresses):
-            folder = self.folder / f"n{index}"
-            folder.mkdir()
-            flags = ["--head", f"--port={PORT}", f"--dashboard-host={address}", f"--dashboard-port={DASHBOARD}"] if index == 0 else [f"--address={head}:{PORT}"]
-            words = [
-                sys.executable, "-m", "ray.scripts.scripts", "start", *flags, f"--node-ip-address={address}",
-                f"--num-cpus={8 if self.gpus else 1}", f"--num-gpus={self.gpus}", f"--temp-dir={folder}",
-                f"--object-store-memory={150 * 1024**2}", "--disable-usage-stats", "--block",
-                *(f"--{flag}={port + 20000 + 1000 * index}" for flag, port in PORTS.items()),
-            ]  # fmt: skip
-            env = {**self.environment(), "RAY_TMPDIR": str(folder), "GLOO_SOCKET_IFNAME": self.machines.interface(index), "RAY_ADDRESS": f"{head}:{PORT}"}
-            if self.gpus:
-                interface = self.machines.interface(index)
-                env |= {"CUDA_VISIBLE_DEVICES": str(index), "NCCL_HOSTID": self.machines.names[index], "NCCL_SOCKET_IFNAME": interface}
-            with (folder / "start.log").open("wb") as log:
-                self.processes.append(
-                    subprocess.Popen(self.machines.inside(index, *words), env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT)
-                )
+        for index in (0, 1):
+            self.processes.append(self._start_node(index))
             self._wait_for(index + 1)
+
+    def start_again(self, index: int) -> None:
+        """Start a node whose processes were killed, and wait until the head has it again."""
+        self.processes[index].wait(timeout=10)
+        self.processes[index] = self._start_node(index)
+        # Asked of the head's own tables: the dashboard shows the killed node as alive for some time.
+        question = "import ray, time\nray.init(log_to_driver=False)\nwhile sum(n['Alive'] for n in ray.nodes()) < 2: time.sleep(0.5)\n"
+        env = {**self.environment(), "RAY_ADDRESS": f"{self.machines.addresses[0]}:{PORT}"}
+        subprocess.run(self.machines.inside(0, sys.executable, "-c", question), env=env, check=True, capture_output=True, timeout=180)
+
+    def _start_node(self, index: int) -> subprocess.Popen[bytes]:
+        head, address = self.machines.addresses[0], self.machines.addresses[index]
+        folder = Path(tempfile.mkdtemp(prefix=f"n{index}", dir=self.folder))
+        flags = ["--head", f"--port={PORT}", f"--dashboard-host={address}", f"--dashboard-port={DASHBOARD}"] if index == 0 else [f"--address={head}:{PORT}"]
+        words = [
+            sys.executable, "-m", "ray.scripts.scripts", "start", *flags, f"--node-ip-address={address}",
+            f"--num-cpus={8 if self.gpus else 1}", f"--num-gpus={self.gpus}", f"--temp-dir={folder}",
+            f"--object-store-memory={150 * 1024**2}", "--disable-usage-stats", "--block",
+            *(f"--{flag}={port + 20000 + 1000 * index}" for flag, port in PORTS.items()),
+        ]  # fmt: skip
+        env = {**self.environment(), "RAY_TMPDIR": str(folder), "GLOO_SOCKET_IFNAME": self.machines.interface(index), "RAY_ADDRESS": f"{head}:{PORT}"}
+        if self.gpus:
+            interface = self.machines.interface(index)
+            env |= {"CUDA_VISIBLE_DEVICES": str(index), "NCCL_HOSTID": self.machines.names[index], "NCCL_SOCKET_IFNAME": interface}
+        with (folder / "start.log").open("wb") as log:
+            return subprocess.Popen(self.machines.inside(index, *words), env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT)
 
     def _wait_for(self, nodes: int) -> None:
         question = (
@@ -156,7 +165,7 @@ class RayOnTwoMachines:
             if said.returncode == 0 and int(said.stdout) >= nodes:
                 return
             if any(p.poll() is not None for p in self.processes) or time.monotonic() > give_up:
-                logs = "\n".join((self.folder / f"n{i}" / "start.log").read_text()[-1500:] for i in range(len(self.processes)))
+                logs = "\n".join(path.read_text()[-1500:] for path in sorted(self.folder.glob("n*/start.log")))
                 raise RuntimeError(f"the Ray nodes did not come up: {said.stderr[-500:]}{logs}")
             time.sleep(1)
 

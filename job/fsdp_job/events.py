@@ -91,9 +91,16 @@ class SinkState:
         self.failures.append({**record, "attempt": self.attempts})
 
     def begin_attempt(self) -> dict[str, Any]:
-        """Called by rank 0 of each attempt: forgets the ranks of the last one."""
+        """Called by rank 0 of each attempt: forgets the ranks of the last one.
+
+        What they had stashed goes out first, before the ``restart`` event: later it would look like an answer of this attempt,
+        which may have fewer ranks on fewer nodes.
+        """
         self.attempts += 1
         self.where.clear()
+        self.lines += self.leftover()
+        self.stashed.clear()
+        self.said.clear()
         return self.state()
 
     def state(self) -> dict[str, Any]:

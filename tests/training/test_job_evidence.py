@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from eks_ray_train.gate.events import evidence_of_events
 from fsdp_job import events, transport
 from fsdp_job.driver import first_cause
 from fsdp_job.events import LocalSink, SinkState
@@ -37,6 +38,25 @@ def test_the_sink_gives_lines_once_and_the_evidence_of_ranks_that_fell_silent() 
     assert sink.drain() == []
     assert [json.loads(line)["rank"] for line in sink.leftover()] == [1]
     assert (sink.state()["last_step"], sink.state()["final_loss"]) == (3, 2.5)
+
+
+def test_what_a_lost_rank_had_stashed_belongs_to_its_own_attempt() -> None:
+    """Three ranks, one node lost, two go on: the third's evidence must not look like a third node of the attempt that ended."""
+    sink = SinkState()
+    sink.begin_attempt()
+    for rank in range(3):
+        sink.stash(events.render("transport", rank=rank, node="abc"[rank], world_size=3, final=False))
+    sink.add(events.render("transport", rank=0, node="a", world_size=3, final=True))
+    sink.begin_attempt()
+    sink.add(events.render("restart", attempt=2, step=5))
+    sink.stash(events.render("transport", rank=1, node="b", world_size=2, final=False))
+    sink.add(events.render("transport", rank=0, node="a", world_size=2, final=True))
+    lines = [json.loads(line) for line in [*sink.drain(), *sink.leftover()]]
+    assert [(line["event"], line.get("node"), line.get("world_size")) for line in lines] == [
+        ("transport", "a", 3), ("transport", "b", 3), ("transport", "c", 3), ("restart", None, None), ("transport", "a", 2), ("transport", "b", 2),
+    ]  # fmt: skip
+    judged = evidence_of_events(lines)
+    assert (set(judged.counters), judged.world_size, len(judged.earlier)) == ({"a", "b"}, 2, 1)
 
 
 # Lines as NCCL 2.29 and aws-ofi-nccl 1.20 print them (their sources).
