@@ -95,8 +95,7 @@ def _fit(cfg: JobConfig, ending: Ending, *, world: int, on_gpus: bool, submissio
     failed: TrainingFailedError | None = None
     try:
         with tempfile.TemporaryDirectory(prefix="ray-train-") as ray_folder:
-            result = _trainer(cfg, settings, world=world, on_gpus=on_gpus, folder=ray_folder).fit()
-        ending.summary = dict(result.return_value or {})
+            ending.summary = _fit_growing(cfg, settings, world=world, on_gpus=on_gpus, folder=ray_folder)
     except TrainingFailedError as error:
         failed = error
     finally:
@@ -110,6 +109,25 @@ def _fit(cfg: JobConfig, ending: Ending, *, world: int, on_gpus: bool, submissio
     ending.fail(cause.get("exit_code") or EXIT_FAILED, cause)
     where = f"rank {cause['rank']} on node {cause['node']}: " if cause.get("rank") is not None else ""
     print(f"train.py: the job failed; first: {where}{cause['type']}: {cause['message']}", file=sys.stderr, flush=True)
+
+
+def _fit_growing(cfg: JobConfig, settings: dict[str, Any], *, world: int, on_gpus: bool, folder: str) -> dict[str, Any]:
+    """Rank 0's summary of the last attempt; begins again, from the checkpoint just written, whenever more ranks can go on."""
+    settings["may_grow"] = bool(cfg.min_workers)
+    before = 0
+    while True:
+        result = _trainer(cfg, settings, world=world, on_gpus=on_gpus, folder=folder).fit()
+        summary = dict(result.return_value or {})
+        grow_to = summary.pop("grow_to", None)
+        if grow_to is None:
+            return summary
+        print(
+            f"train.py: room for {grow_to} ranks instead of {summary['world_size']}: going on from the checkpoint "
+            f"at step {summary['step']}", file=sys.stderr, flush=True,
+        )  # fmt: skip
+        # What looked like room brought no more ranks (something else took it): no second try, each costs a start.
+        settings["may_grow"] = summary["world_size"] > before
+        before = summary["world_size"]
 
 
 def _last_words(printer: Any) -> dict[str, Any]:
@@ -148,10 +166,10 @@ def first_cause(failures: list[dict[str, Any]], failed: Exception | None) -> dic
 
 
 def _trainer(cfg: JobConfig, settings: dict[str, Any], *, world: int, on_gpus: bool, folder: str) -> Any:
-    from ray.train import ScalingConfig
     from ray.train.torch import TorchConfig, TorchTrainer
-    from ray.train.v2.api.config import FailureConfig, RunConfig
+    from ray.train.v2.api.config import FailureConfig, RunConfig, ScalingConfig
 
+    from fsdp_job.room import NO_RESIZE_S
     from fsdp_job.transport import nccl_environment
     from fsdp_job.watch import SLOW_PHASES
     from fsdp_job.worker import ray_worker
@@ -169,11 +187,12 @@ def _trainer(cfg: JobConfig, settings: dict[str, Any], *, world: int, on_gpus: b
             timeout_s=int(SLOW_PHASES * cfg.collective_timeout_seconds) + 60,
         ),
         scaling_config=ScalingConfig(
-            num_workers=workers, use_gpu=on_gpus, resources_per_worker=None if on_gpus else {"CPU": 1}
+            num_workers=workers, use_gpu=on_gpus, resources_per_worker=None if on_gpus else {"CPU": 1},
+            elastic_resize_monitor_interval_s=NO_RESIZE_S,
         ),
         run_config=RunConfig(  # type: ignore[arg-type]
             # A name of its own each time: under a known name Ray would resume by itself, from what it remembers.
-            name=f"{settings['run_name']}-{settings['submission']}",
+            name=f"{settings['run_name']}-{settings['submission']}-{uuid.uuid4().hex[:8]}",
             storage_path=folder,
             failure_config=FailureConfig(
                 max_failures=cfg.effective_max_failures,

@@ -18,6 +18,7 @@ from fsdp_job.metrics import Board, Speed, peak_memory_gib
 from fsdp_job.optim import learning_rate
 from fsdp_job.profiling import Profile
 from fsdp_job.ranks import Ranks, broadcast_from_first
+from fsdp_job.room import Room
 from fsdp_job.state import Progress
 from fsdp_job.step import Moment, Numbers, Stepper
 from fsdp_job.watch import SLOW_PHASES, Watch
@@ -59,6 +60,10 @@ class Loop:
     board: Board | None
     profile: Profile
     preempted: Callable[[], bool]
+    room: Room | None = None
+    """Where fewer ranks run than were asked for and checkpoints are written; on every rank, though only rank 0 asks."""
+    grown_to: int | None = None
+    """Set where the attempt ended, with its checkpoint complete, for more ranks to go on."""
 
     def __post_init__(self) -> None:
         self._waiting: tuple[int, Position, float, Numbers] | None = None
@@ -70,7 +75,7 @@ class Loop:
         self._last_seconds = PREEMPTION_POLL_S
 
     def run(self) -> None:
-        """Train to ``cfg.steps``; the last checkpoint is complete when this returns."""
+        """Train to ``cfg.steps``, or to a checkpoint after which more ranks can go on; it is complete when this returns."""
         cfg = self.cfg
         batches = open_batches(
             self.prepared, split="train", rank=self.ranks.rank, world_size=self.ranks.world_size,
@@ -91,6 +96,8 @@ class Loop:
                 self._settle()
                 self._waiting = (step, batches.position, batches.data_wait_s, numbers)
                 self._between_steps(step, step - begun)
+                if self.grown_to is not None:
+                    return
         finally:
             batches.close()
         self._settle()
@@ -109,6 +116,8 @@ class Loop:
             self._settle(self._evaluate(step) if evaluate else None)
         if save or notice:
             self._save()
+        if self.room is not None and not self._noticed and not notice:
+            self._take_room(step, look=done_here % self._poll_every == 0, saved=save)
         if notice:
             self._noticed = True
             self._wait_for_save(step)
@@ -185,6 +194,20 @@ class Loop:
         if self.checkpointer is not None:
             self.watch.beat(step, "checkpoint", allow=SLOW_PHASES)
             self.checkpointer.wait()
+
+    def _take_room(self, step: int, *, look: bool, saved: bool) -> None:
+        assert self.room is not None and self.checkpointer is not None
+        if look and self.ranks.is_first:
+            self.room.look()
+        if not saved:
+            return
+        size = broadcast_from_first(self.room.size() if self.ranks.is_first else None)
+        if size is None:
+            return
+        self._wait_for_save(step)
+        result = self.checkpointer.wait()
+        if broadcast_from_first(result is None or result.committed):
+            self.grown_to = int(size)  # type: ignore[call-overload]
 
     def _finish(self) -> None:
         """The final checkpoint, waited for; a run whose end cannot be saved has failed."""

@@ -24,6 +24,7 @@ from fsdp_job.metrics import Board, Speed, attention_shape, flops_per_token, pea
 from fsdp_job.precision import choose_precision, use_float8
 from fsdp_job.profiling import Profile
 from fsdp_job.ranks import Ranks, broadcast_from_first
+from fsdp_job.room import Room
 from fsdp_job.state import Progress
 from fsdp_job.step import Stepper
 from fsdp_job.step_graph import StepGraph, host_bound
@@ -46,10 +47,15 @@ class Job:
     sink: Sink
     watch: Watch
     preempted: Callable[[], bool] = lambda: False
+    free_slots: Callable[[], int] | None = None
+    """How many more ranks the cluster could place now; None where the run is not to grow."""
 
 
 def train(job: Job) -> dict[str, Any]:
-    """Train one attempt to its end; returns rank 0's summary (steps, final loss, mean step time, last checkpoint)."""
+    """Train one attempt to its end; returns rank 0's summary (steps, final loss, mean step time, last checkpoint).
+
+    Its ``status`` is ``grow`` where the attempt ended after a checkpoint so that more ranks can go on.
+    """
     cfg, ranks = job.cfg, job.ranks
     precision = choose_precision(cfg.precision, ranks.device)
     compiled = cfg.compile if cfg.compile is not None else ranks.device.type == "cuda"
@@ -119,12 +125,12 @@ def train(job: Job) -> dict[str, Any]:
             steps=cfg.profile, first=cfg.warmup_steps + 1, cuda=ranks.device.type == "cuda",
             target=job.run.root.join("profile") if ranks.is_first else None,
         ),
-        preempted=job.preempted,
+        preempted=job.preempted, room=_room(job, plan.global_batch),
     )  # fmt: skip
     try:
         loop.run()
         exported = None
-        if cfg.export == "hf":
+        if loop.grown_to is None and cfg.export == "hf":
             job.watch.beat(loop.progress.step, "export", allow=SLOW_PHASES)
             exported = export_hf(built, cfg, ranks, job.run.root.join("export"), bf16=precision != "fp32")
     finally:
@@ -215,6 +221,13 @@ def _checkpointer(job: Job, resumed: Resumed) -> Checkpointer | None:
     return checkpointer
 
 
+def _room(job: Job, global_batch: int) -> Room | None:
+    world, most = job.ranks.world_size, job.starting_world
+    if job.free_slots is None or world >= most or not (job.save_checkpoints and job.cfg.checkpoint_every):
+        return None
+    return Room(world=world, most=most, global_batch=global_batch, free=job.free_slots)
+
+
 def _gpu_memory(ranks: Ranks) -> int | None:
     return None if ranks.device.type != "cuda" else torch.cuda.get_device_properties(ranks.device).total_memory
 
@@ -242,7 +255,9 @@ def _announce(
 def _summary(loop: Loop, exported: str | None) -> dict[str, Any]:
     mean = loop.mean_step_s
     return {
-        "status": "succeeded",
+        "status": "succeeded" if loop.grown_to is None else "grow",
+        "world_size": loop.ranks.world_size,
+        "grow_to": loop.grown_to,
         "step": loop.progress.step,
         "final_loss": loop.progress.loss,
         "checkpoint": loop.checkpointer.last_good if loop.checkpointer else None,

@@ -35,13 +35,22 @@ def ray_worker(settings: dict[str, Any]) -> dict[str, Any] | None:
 
     from fsdp_job.sink import ActorSink
 
-    sink = ActorSink(settings["sink"])
-    outcome = run_attempt(settings, from_ray(), sink, preempted=lambda: ray.train.get_preemption_info() is not None)
+    sink, ranks = ActorSink(settings["sink"]), from_ray()
+    kind = "GPU" if ranks.device.type == "cuda" else "CPU"
+    outcome = run_attempt(
+        settings, ranks, sink, preempted=lambda: ray.train.get_preemption_info() is not None,
+        free_slots=(lambda: int(ray.available_resources().get(kind, 0))) if settings.get("may_grow") else None,
+    )  # fmt: skip
     return outcome if outcome["rank"] == 0 else None
 
 
 def run_attempt(
-    settings: dict[str, Any], ranks: Ranks, sink: Sink, *, preempted: Callable[[], bool] = lambda: False
+    settings: dict[str, Any],
+    ranks: Ranks,
+    sink: Sink,
+    *,
+    preempted: Callable[[], bool] = lambda: False,
+    free_slots: Callable[[], int] | None = None,
 ) -> dict[str, Any]:
     """One attempt on one rank. The ``transport`` event and the failure's record go out before anything else ends.
 
@@ -66,6 +75,7 @@ def run_attempt(
         job = Job(
             cfg=cfg, architecture=settings.get("architecture"), prepared=PreparedData.from_json(settings["prepared"]), run=run, submission=settings["submission"],
             starting_world=settings["starting_world"], ranks=ranks, sink=sink, watch=watch, preempted=preempted,
+            free_slots=free_slots,
             save_checkpoints=_storage_is_shared(run, ranks, asked=settings["storage_asked"]),
         )  # fmt: skip
         return {"rank": ranks.rank, **train(job)}

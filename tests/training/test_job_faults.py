@@ -130,6 +130,31 @@ def test_with_min_workers_the_run_goes_on_after_two_of_three_nodes_are_lost(
         check(ended.events, flags, "elastic", told, world=3, within=FP32)
 
 
+@pytest.mark.parametrize("cluster", [2], indirect=True)
+def test_a_node_that_comes_back_is_taken_in_after_a_checkpoint_and_no_step_is_done_twice_for_it(
+    cluster: LocalCluster, flags: dict[str, Any]
+) -> None:
+    did = "SIGKILL to all processes of one of two training nodes after step 12, with --min-workers 1; started again once the run goes on"
+    with scenario("node killed and back again, --min-workers 1", did) as told:
+        # Small steps: at the other tests' learning rate the rounding of one rank's sums grows to 5e-5 within 40 steps.
+        calm = {**flags, "learning_rate": 1e-4, "steps": STEPS * 3, "storage_path": flags["storage_path"] + "-calm"}
+        driver = Driver(cluster, calm, SLOWER, run_name="back", num_workers=2, min_workers=1)
+        driver.until_step(12)
+        kill_node(cluster, 2)
+        driver.until(lambda event: event["event"] == "config" and event["world_size"] == 1)
+        cluster._launch(cluster.nodes[2])
+        ended = driver.finish()
+        assert ended.code == 0, ended.stderr[-3000:]
+        assert [event["world_size"] for event in ended.of("config")] == [2, 1, 2]
+        told["resumed_from"] = [event["step"] for event in ended.of("restart")]
+        grown = told["resumed_from"][-1]
+        before = [event["step"] for event in ended.events[: ended.events.index(ended.of("restart")[-1])] if event["event"] == "step"]
+        assert max(before) == grown  # the attempt ended with its checkpoint
+        assert f"room for 2 ranks instead of 1: going on from the checkpoint at step {grown}" in ended.stderr
+        assert [event["step"] for event in ended.of("step")][-1] == STEPS * 3
+        compare(told, of_steps(ended.events), uninterrupted(calm, 2), within=FP32)
+
+
 @pytest.mark.parametrize("cluster", [3], indirect=True)
 def test_a_drained_node_gets_a_checkpoint_at_once_and_may_go(cluster: LocalCluster, flags: dict[str, Any]) -> None:
     did = "ray drain-node on one of two training nodes after step 8, all its processes killed once the checkpoint was told"

@@ -10,6 +10,7 @@ pytest.importorskip("ray")
 
 from fsdp_job.config import JobConfig
 from fsdp_job.driver import ENVIRONMENT, START_TIMEOUT_S, _trainer
+from fsdp_job.room import Room
 
 
 def trainer(cfg: JobConfig, *, world: int = 4, on_gpus: bool = False) -> Any:
@@ -26,6 +27,47 @@ def test_collectives_on_gpus_have_a_cpu_backend_too() -> None:
 def test_min_workers_makes_the_run_elastic(least: int | None, workers: Any) -> None:
     assert trainer(JobConfig(min_workers=least)).scaling_config.num_workers == workers
     assert ENVIRONMENT["RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S"] == str(START_TIMEOUT_S)
+
+
+def test_ray_never_resizes_a_running_group_by_itself_which_would_cost_the_steps_since_the_last_checkpoint() -> None:
+    assert trainer(JobConfig(min_workers=1)).scaling_config.elastic_resize_monitor_interval_s > 365 * 86400
+
+
+class Free:
+    """A clock and a number of free ranks to set."""
+
+    now, ranks = 0.0, 0
+
+
+@pytest.mark.parametrize(
+    ("free", "waited", "size"),
+    [(0, 100, None), (1, 24, None), (1, 26, 3), (2, 26, 4), (9, 26, 4), (-1, 26, None)],
+)
+def test_room_is_taken_once_it_has_been_there_long_enough_for_ray_to_see_it_too(free: int, waited: float, size: int | None) -> None:
+    state = Free()
+    room = Room(world=2, most=4, global_batch=12, free=lambda: state.ranks, clock=lambda: state.now)
+    room.look()
+    state.now, state.ranks = 50.0, free
+    room.look()
+    state.now += waited
+    room.look()
+    assert room.size() == size
+
+
+def test_room_that_comes_and_goes_or_that_cannot_share_the_batch_is_not_taken() -> None:
+    state = Free()
+    room = Room(world=2, most=4, global_batch=8, free=lambda: state.ranks, clock=lambda: state.now)
+    for state.now, state.ranks in ((50, 2), (60, 0), (90, 2), (100, 2)):
+        room.look()
+    assert room.size() is None  # seen again for 10 s only
+    state.now, state.ranks = 130, 1
+    room.look()
+    state.now = 160
+    assert room.size() is None  # 8 sequences for 3 ranks
+    state.ranks = 2
+    room.look()
+    state.now = 190
+    assert room.size() == 4
 
 
 @pytest.mark.parametrize(
