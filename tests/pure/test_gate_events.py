@@ -231,12 +231,20 @@ def one_gpu_each(nodes: tuple[str, str], gpus: tuple[int, int]) -> list[dict[str
             head + "NCCL version 2.28.9+cuda13.0",
             head + "Initialized NET plugin Socket",
             head + "Using network Socket",
-            head + f"ncclCommInitRankConfig comm 0x30b2d80 rank {rank} nranks 2 cudaDev 0 nvmlDev {gpus[rank]} busId 4000 - Init START",
+            head
+            + f"ncclCommInitRankConfig comm 0x30b2d80 rank {rank} nranks 2 cudaDev 0 nvmlDev {gpus[rank]} busId 4000 - Init START",
             head + f"Channel 00/0 : {other}[{gpus[other]}] -> {rank}[{gpus[rank]}] [receive] via NET/Socket/0",
             head + f"Channel 00/0 : {rank}[{gpus[rank]}] -> {other}[{gpus[other]}] [send] via NET/Socket/0",
         ]
         events.append(
-            {"event": "transport", "rank": rank, "node": nodes[rank], "world_size": 2, "nccl_lines": lines, "efa_counters": {"before": None, "after": None}}
+            {
+                "event": "transport",
+                "rank": rank,
+                "node": nodes[rank],
+                "world_size": 2,
+                "nccl_lines": lines,
+                "efa_counters": {"before": None, "after": None},
+            }
         )
     return events
 
@@ -252,3 +260,26 @@ def test_ranks_of_one_node_that_use_the_network_among_themselves_do_not_pass_as_
     answer = judged(one_gpu_each(("10.0.0.1", "10.0.0.1"), gpus), expected="tcp")
     assert answer.outcome == "fail"
     assert answer.transport.json_value == "none"
+
+
+def test_lines_of_a_rank_that_ran_together_are_still_the_rank_s() -> None:
+    events = run()
+    lines = events[2]["nccl_lines"]
+    events[2] = {**events[2], "nccl_lines": [lines[0] + lines[1], *lines]}
+    answer = judged(events)
+    assert (answer.outcome, answer.nodes_seen) == ("pass", 2)
+    events[2] = {**events[2], "nccl_lines": [*lines, lines[0] + lines[1].replace("Libfabric", "Socket")]}
+    assert "10.0.0.2: uses" in " ".join(judged(events).reasons)
+
+
+def test_nodes_left_out_are_counted_in_the_last_attempt() -> None:
+    replaced = [{**entry, "node": entry["node"].replace("10.0.0.2", "10.0.0.3")} for entry in run()]
+    stream = RunJudge()
+    for entry in [*run(), {"event": "restart", "step": 5}, *replaced]:
+        stream.feed_line(json.dumps(entry))
+    answer = stream.verdict("SUCCEEDED")
+    assert (answer.outcome, answer.nodes_seen, answer.nodes_expected) == ("pass", 2, 2)
+    three = RunJudge()
+    for entry in run(per_node=2, world=6) + [event(rank, 6) for rank in (4, 5)]:
+        three.feed_line(json.dumps(entry))
+    assert three.verdict("SUCCEEDED").nodes_expected == 3

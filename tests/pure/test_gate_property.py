@@ -248,8 +248,8 @@ def test_truncated_lines_give_the_true_verdict_or_an_honest_none(
 
 
 @many
-@given(mangle=st.sampled_from(["head", "glue", "drop"]), **mangling)
-def test_lost_heads_glued_lines_and_dropped_lines_never_make_a_pass(
+@given(mangle=st.sampled_from(["head", "glue", "split", "drop"]), **mangling)
+def test_lost_heads_glued_split_and_dropped_lines_never_make_a_pass(
     mangle: str, run: Run, seed: int, prefix: str, crlf: bool, shuffle: bool, noise: bool, chunks: bool
 ) -> None:
     draw = random.Random(seed)
@@ -264,8 +264,9 @@ def test_lost_heads_glued_lines_and_dropped_lines_never_make_a_pass(
             kept.add((line.rank, kind))
         elif mangle == "head":
             texts.append(line.text[draw.randrange(len(line.text)) :])
-        elif mangle == "glue" and texts:
-            texts[-1] += line.text
+        elif mangle in ("glue", "split") and texts:
+            at = draw.randrange(len(texts[-1]) + 1) if mangle == "split" else len(texts[-1])
+            texts[-1] = texts[-1][:at] + line.text + texts[-1][at:]
             kept = {entry for entry in kept if entry[1] not in ("Selected", "Using network", "via NET", "via")}
     verdict = verdict_of(texts, run, chunks=chunks)
     if verdict.outcome == "pass":

@@ -8,9 +8,10 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from eks_ray_train.errors import UsageError
+from eks_ray_train.errors import EksRayTrainError, UsageError
 
 from .numbers import MOST_NODES, whole
+from .streams import to_nowhere
 
 if TYPE_CHECKING:
     from eks_ray_train.gate import ExpectedFabric, Verdict
@@ -81,10 +82,32 @@ def run(args: argparse.Namespace) -> int:
     verdict = judge.verdict(args.job_status or judge.done_status)
     if args.junit:
         write_junit(args.junit, verdict, run=", ".join(Path(name).name for name in args.files[:3]))
-    if args.json:
-        print(json.dumps(verdict.to_json(), ensure_ascii=False))
-    print(summary(verdict), file=sys.stderr if args.json else sys.stdout)
+    _print(verdict, as_json=args.json)
     return verdict.exit_code
+
+
+def _print(verdict: Verdict, *, as_json: bool) -> None:
+    """The answer on stdout, in characters that any encoding of it has. Raises EksRayTrainError where it cannot be written."""
+    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
+    text = summary(verdict)
+    failed = None
+    try:
+        if as_json:
+            print(json.dumps(verdict.to_json()), flush=True)
+        else:
+            print(text.encode(encoding, "replace").decode(encoding), flush=True)
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        to_nowhere(sys.stdout)  # or what could not be written fails once more at exit
+        failed = error
+    if as_json:
+        print(text, file=sys.stderr)
+    if failed is not None:
+        raise EksRayTrainError(
+            f"cannot write the verdict ({verdict.outcome}) to standard output: {failed.strerror or failed}; "
+            "make room there, or send it elsewhere"
+        )
 
 
 def fabric_of(instance_type: str) -> ExpectedFabric:
@@ -104,10 +127,10 @@ def write_junit(path: Path, verdict: Verdict, *, run: str) -> None:
 
     text = junit_xml(verdict, run=run, timestamp=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S"))
     try:
-        path.write_text(text, encoding="utf-8")
+        path.write_text(text, encoding="utf-8", errors="replace")  # a file's name may be no UTF-8
     except OSError as error:
         raise UsageError(
-            f"cannot write --junit {path}: {error.strerror or error}; give a file in a folder that exists"
+            f"cannot write --junit {path}: {error.strerror or error}; give a file in a folder that exists and has room"
         ) from None
 
 

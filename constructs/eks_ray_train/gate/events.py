@@ -12,8 +12,8 @@ from typing import Any
 
 from eks_ray_train.gate.answer import Expected, Verdict
 from eks_ray_train.gate.evidence import MAX_RANKS, Counters, Evidence, ExpectedFabric
-from eks_ray_train.gate.lines import read_prefix, strip_colour
 from eks_ray_train.gate.nccl_log import LogParser
+from eks_ray_train.gate.prefixes import read_prefix, strip_colour
 from eks_ray_train.gate.verdict import judge
 
 MAX_EVENT_BYTES = 4 << 20
@@ -80,6 +80,17 @@ def evidence_of_events(events: Iterable[Mapping[str, Any]]) -> Evidence:
     evidence.earlier = [old.parser.evidence() for old in earlier]
     evidence.problems = problems + _missing(attempt.nodes, attempt.world)
     return evidence
+
+
+def nodes_of_last_attempt(events: Iterable[Mapping[str, Any]]) -> set[str]:
+    """Every node that a transport event of the last attempt names: one that was replaced before a restart is none of the run's."""
+    nodes: set[str] = set()
+    for event in events:
+        if event.get("event") == "restart":
+            nodes = set()
+        elif event.get("event") == "transport":
+            nodes.add(str(event.get("node")))
+    return nodes
 
 
 class _Attempt:

@@ -60,6 +60,8 @@ class RankEvidence:
     host: str | None
     ip: str | None
     pid: int | None
+    glued: bool = False
+    """On none of its lines it is certain where the host's name begins: the end of another line may stand before it."""
     rank: int | None = None
     """Global rank where a line or an event says it."""
     comm_ranks: tuple[int, int] | None = None
@@ -224,8 +226,12 @@ class Evidence:
     """Whether any line carries NCCL's name at all."""
     nodes_by_nccl: int = 0
     """Nodes of the largest communicator, as NCCL counts them; 0 where no line says it."""
-    ray_workers: set[tuple[str, int]] = field(default_factory=set)
-    """(address, pid) of Ray Train workers that printed anything at all."""
+    unread: tuple[str, str] | None = None
+    """(what stands before NCCL's own text, the line) of the first NCCL line behind a prefix that is not known."""
+    ray_speakers: set[tuple[str, str | None, int]] = field(default_factory=set)
+    """(class of actor, address, pid) of every Ray process that printed anything at all; no address on the driver's node."""
+    nccl_speakers: set[tuple[str, str | None, int]] = field(default_factory=set)
+    """Those that printed a line of NCCL's, their own or a process's that they started."""
     mpi_ranks: set[int] = field(default_factory=set)
     """Ranks that mpirun's prefix names on any line at all."""
     overflow: int = 0
@@ -242,6 +248,19 @@ class Evidence:
     """Attempts before the last restart: they count against a pass, never for one."""
 
     @property
+    def ray_workers(self) -> set[tuple[str | None, int]]:
+        """(address, pid) of the Ray processes that must show their network: Ray Train's workers, and whoever is of a class
+        that uses NCCL. Other actors (data loading, the controller) have no network of NCCL's to show.
+        """
+        classes = {actor for actor, _, _ in self.nccl_speakers if actor}
+        return {(ip, pid) for actor, ip, pid in self.ray_speakers if "TrainWorker" in actor or actor in classes}
+
+    @property
+    def under_ray(self) -> bool:
+        """Whether Ray's prefix stands on any line: every worker's output comes together then, so none may be silent."""
+        return bool(self.ray_speakers)
+
+    @property
     def ray_nodes(self) -> set[str]:
-        """Addresses of the nodes of all Ray Train workers that printed anything."""
-        return {ip for ip, _ in self.ray_workers}
+        """Addresses of the nodes of these workers."""
+        return {ip for ip, _ in self.ray_workers if ip is not None}

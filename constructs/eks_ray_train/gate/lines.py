@@ -1,18 +1,24 @@
 """One line of a log -> who says it and what it says. Pure; bytes in, small objects out.
 
 Two rules keep a log from passing by accident. A statement *for* a network counts only in a whole, well-formed line: known
-prefixes, then NCCL's own, then the statement and nothing else. A statement *against* EFA counts wherever it stands, in
-a line that lost its head too.
+prefixes, then NCCL's own, then the statement and nothing else. A statement *against* EFA counts wherever it stands: in a
+line that lost its head, that ran into another, or that another was written into.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum, auto
+from itertools import islice
 
 from eks_ray_train.gate import patterns as p
 from eks_ray_train.gate.evidence import Net
+from eks_ray_train.gate.prefixes import Prefix, read_prefix, strip_colour
+
+_MAX_PIECES = 64
+"""Lines that ran into one, taken apart; the rest is searched for statements against EFA all the same."""
 
 
 class Kind(Enum):
@@ -28,6 +34,8 @@ class Kind(Enum):
     CUT = auto()
     CUT_CHANNEL = auto()
     FOREIGN = auto()
+    UNREAD = auto()
+    """NCCL's, behind a prefix that is not known (``value``)."""
     OTHER = auto()
 
 
@@ -39,6 +47,10 @@ class Parsed:
     host: str | None = None
     pid: int | None = None
     ip: str | None = None
+    glued: bool = False
+    """The end of another line may stand before the host's name."""
+    ray: tuple[str, str | None, int] | None = None
+    """(class of actor, address, pid) that Ray's prefix names."""
     mpi_rank: int | None = None
     net: Net | None = None
     value: str = ""
@@ -61,41 +73,8 @@ class Parsed:
     error: bool = False
 
 
-@dataclass(slots=True)
-class Prefix:
-    """What stands before NCCL's own text: who, by Ray or mpirun. ``clean``: only known prefixes stood there."""
-
-    end: int = 0
-    ip: str | None = None
-    pid: int | None = None
-    ray: bool = False
-    mpi_rank: int | None = None
-
-
-def strip_colour(line: bytes) -> bytes:
-    """The line without terminal escapes and without NULs."""
-    if b"\x00" in line:
-        line = line.replace(b"\x00", b"")
-    return p.ANSI.sub(b"", line) if b"\x1b" in line or b"m(" in line or b"[0m" in line else line
-
-
-def read_prefix(line: bytes) -> Prefix:
-    """Walk over the prefixes that launchers, Ray and log collectors put before a line."""
-    found = Prefix()
-    while match := p.TOKEN.match(line, found.end):
-        if match.end() == found.end:
-            break
-        found.end = match.end()
-        if match["mpi"]:
-            found.mpi_rank = int(match["mpi"][:9])
-        elif match["pid"]:
-            found.ray, found.pid = True, int(match["pid"][:12])
-            found.ip = match["ip"].decode("ascii", "replace") if match["ip"] else None
-    return found
-
-
-def parse(line: bytes) -> Parsed | None:
-    """What one line says about NCCL's networks; None where it says nothing.
+def parse(line: bytes) -> list[Parsed]:
+    """What one line says about NCCL's networks: nothing, one statement, or several where lines ran into each other.
 
     ``line``: without its end, at most a few kilobytes. Never raises.
     """
@@ -105,30 +84,93 @@ def parse(line: bytes) -> Parsed | None:
         repeated = int(match[1][:6]) if match[1] else 0
         text = text[: match.start()]
     prefix = read_prefix(text)
-    marker = p.MARKER.search(text)
-    if marker is None:
-        out = _bare(text, prefix)
+    marks = [match.span() for match in islice(p.MARKER.finditer(text), _MAX_PIECES)]
+    if not marks:
+        found = [_bare(text, prefix)]
+    elif len(marks) == 1:
+        found = [_marked(text, prefix, marks[0])]
     else:
-        head = text[prefix.end : marker.start()]
-        match = p.HEAD.search(head) or p.HEAD_SHORT.search(head)
-        known_head = match.start() == 0 if match else not head.strip()
-        clean = known_head
-        rest = text[marker.end() :]
-        if (second := p.MARKER.search(rest)) is not None:
-            # Two writers at once: nothing here is whole, but what speaks against EFA still counts.
-            clean, rest = False, rest[: second.start()] + b" " + rest[second.end() :]
-        out = _statement(rest, clean=clean)
-        if not known_head and not _speaks_against(out):
-            return None  # somebody quotes NCCL, or the line's head is lost
-        if match:
-            out.host = match["host"].decode("utf-8", "replace")[:253]
-            out.pid = int(match["pid"][:12]) if "pid" in match.re.groupindex and match["pid"] else None
-    if out is None:
-        return None
-    out.repeated, out.ip, out.mpi_rank = repeated, prefix.ip, prefix.mpi_rank
-    if out.pid is None and prefix.pid is not None:
-        out.pid = prefix.pid
+        found = _run_together(text, prefix, marks)
+    said = [out for out in found if out is not None]
+    for out in said:
+        out.repeated, out.ip, out.mpi_rank, out.ray = repeated, prefix.ip, prefix.mpi_rank, prefix.speaker
+        if out.pid is None and prefix.pid is not None:
+            out.pid = prefix.pid
+    return said + against_anywhere(text, said) if marks or said else said
+
+
+def against_anywhere(text: bytes, said: Iterable[Parsed] = ()) -> list[Parsed]:
+    """Statements against EFA that stand somewhere in the text and are none of ``said``; of nobody, since their head is lost."""
+    known = {(out.net, out.value) for out in said if _speaks_against(out)}
+    found: list[Parsed] = []
+    for match in p.AGAINST.finditer(text):
+        if match["provider"]:
+            out = Parsed(Kind.PROVIDER, value=match["provider"].decode("ascii", "replace")[:64])
+            told = any(value.startswith(out.value) for _, value in known)
+        else:
+            out = Parsed(Kind.NETWORK, net=p.NAMES[match["net"]])
+            told = any(net is out.net for net, _ in known)
+        if not told:
+            known.add((out.net, out.value))
+            found.append(out)
+    return found
+
+
+def _marked(text: bytes, prefix: Prefix, mark: tuple[int, int]) -> Parsed | None:
+    """A line with one marker of NCCL's: whole, or behind something unknown."""
+    head = text[prefix.end : mark[0]]
+    match = p.HEAD.search(head) or p.HEAD_SHORT.search(head)
+    known_head = match.start() == 0 if match else not head.strip()
+    out = _statement(text[mark[1] :], clean=known_head)
+    if not known_head and not _speaks_against(out):
+        # Somebody quotes NCCL, or the line's head is lost, or a launcher put there what nobody knows here.
+        before = text[: prefix.end + match.start("host")] if match else text[: mark[0]]
+        return Parsed(Kind.UNREAD, value=before.decode("utf-8", "replace").strip()[:200])
+    _name(out, match, glued=not known_head)
     return out
+
+
+def _run_together(text: bytes, prefix: Prefix, marks: list[tuple[int, int]]) -> list[Parsed | None]:
+    """A line with several markers: two writers at once. Nothing in it is whole, but what speaks against EFA still counts."""
+    ends = [mark[0] for mark in marks[1:]] + [len(text)]
+    first = text[prefix.end : marks[0][0]]
+    head = p.HEAD.search(first) or p.HEAD_SHORT.search(first)
+    known_head = head.start() == 0 if head else not first.strip()
+    glued = not known_head
+    found: list[Parsed | None] = []
+    for (_, begin), end in zip(marks, ends, strict=True):
+        body = text[begin:end]
+        following = p.HEAD_GLUED.search(body) if end < len(text) else None
+        # Behind a bracket the next line's head begins for certain; else its first word may begin with this line's last.
+        apart = following is not None and body[: following.start()].endswith((b")", b"]"))
+        out = _statement(body[: following.start()] if following and apart else body, clean=bool(found))
+        if following and not apart:
+            begun = out.kind is Kind.OTHER and _begun(body[: following.start()])
+            if begun or (out.kind is Kind.PROVIDER and not p.AGAINST.search(body)):
+                out.kind = Kind.CUT  # "Using netw", "provider is ef" and then another line: the rest may be anywhere
+        keep = known_head and (not found or (head is not None and _unfinished(out)))
+        found.append(out if keep or _speaks_against(out) else None)
+        _name(out, head, glued=glued)
+        head, glued = following, not apart
+    return found
+
+
+def _unfinished(said: Parsed) -> bool:
+    return said.kind in (Kind.CUT, Kind.CUT_CHANNEL, Kind.HINT) or said.plugin_failed
+
+
+def _begun(text: bytes) -> bool:
+    """Whether a statement about a network may have begun where ``text`` is followed by part of a word."""
+    return any(phrase.startswith(text.lstrip()) for phrase in (*p.PHRASES, p.CHANNEL_START))
+
+
+def _name(out: Parsed, head: re.Match[bytes] | None, *, glued: bool) -> None:
+    """Note the process that NCCL's own head names."""
+    if head is None:
+        return
+    out.host = head["host"].decode("utf-8", "replace")[:253]
+    out.pid = int(head["pid"][:12]) if "pid" in head.re.groupindex and head["pid"] else None
+    out.glued = glued
 
 
 def _speaks_against(said: Parsed) -> bool:
@@ -142,10 +184,11 @@ def _bare(text: bytes, prefix: Prefix) -> Parsed | None:
     rest = text[prefix.end :]
     if match := p.CUT_HEAD.search(text, max(0, len(text) - 300)):
         return Parsed(Kind.CUT, host=match["host"].decode("utf-8", "replace")[:253], pid=int(match["pid"][:12]))
+    left = p.MARKER_REST.match(rest)
     # Under Ray every NCCL line has the marker: without it, the line is the program's own print, or a rest of one.
-    out = _statement(rest, clean=not prefix.ray)
+    out = _statement(rest[left.end() :] if left else rest, clean=not prefix.ray and not left)
     out.nccl = False
-    if out.kind is Kind.NET_CHANNEL or p.BARE.match(rest):
+    if out.kind is Kind.NET_CHANNEL or p.BARE.match(rest) or (left and _speaks_against(out)):
         return out
     return None
 

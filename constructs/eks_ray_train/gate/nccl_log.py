@@ -6,41 +6,28 @@ lines that differ only in the numbers of channels and ranks: one whose process a
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable
 
 from eks_ray_train.gate.evidence import MAX_LINES, MAX_PEERS, MAX_RANKS, Evidence, Net, RankEvidence
-from eks_ray_train.gate.lines import Kind, Parsed, parse, read_prefix, strip_colour
+from eks_ray_train.gate.lines import Kind, Parsed, against_anywhere, parse
+from eks_ray_train.gate.prefixes import read_prefix, strip_colour, unwrapped
 
 HEAD_BYTES = 8192
 """How much of one line is read as a line; what follows is only searched for words against EFA."""
 _MEMO_MAX = 100_000
-_AGAINST = re.compile(
-    rb"\[(?:send|receive)\] via NET/(?:Socket|IB)|Using network (?:Socket|IB)\b|NET plugin (?:Socket|IB) to comm"
-)
 _ZEROS = bytes.maketrans(b"123456789", b"000000000")
 _CUT_END = re.compile(rb"[A-Za-z>\d]:\d+:\d*(?: (?:\[\d*\]? ?N?C?C?L?)?)?$")
+_PREFIXED = (b"[", b"{")
 _CUT_LAST = {bytes([byte]) for byte in b"0123456789:[] NCL"}
 _CHANNEL_MARK = b"NCCL INFO Channel "
+_MARK_SIZE = len(_CHANNEL_MARK)
 _CHANNEL_CHARS = 120
-"""From that mark to " via ": longer is no channel line, or two that ran into each other."""
+"""From that mark to " via ": longer, or with a capital letter in it, is no channel line or two that ran into each other."""
 _VIA = b" via "
-_WRAPPED = b'{"log":'
 
 Identity = tuple[str, int]
 """(node, global rank), where the caller knows whose lines these are."""
-
-
-def _unwrapped(line: bytes) -> bytes:
-    """The line inside an entry of Docker's json-file log; anything else as it is."""
-    try:
-        entry = json.loads(line)
-    except (ValueError, RecursionError):
-        return line
-    if isinstance(entry, dict) and isinstance(entry.get("log"), str) and "stream" in entry:
-        return str(entry["log"]).split("\n", 1)[0].encode("utf-8", "replace") or b" "
-    return line
 
 
 def _without_clock(line: bytes, at: int) -> bytes:
@@ -90,34 +77,47 @@ class LogParser:
             # Written out and in this order, since it runs for every line of gigabytes.
             at = line.rfind(_CHANNEL_MARK)
             if at >= 0:
-                via = line.rfind(_VIA, at)
-                if 0 < via - at < _CHANNEL_CHARS and line[:at] + line[via:] in seen:
+                via = line.find(_VIA, at)
+                ends = line[at + _MARK_SIZE : via]
+                plain = 0 < via - at < _CHANNEL_CHARS and ends == ends.lower()
+                if plain and line[:at] + line[via:] in seen:
                     continue
-                self._channel(line, at, via, identity)
+                self._channel(line, at, via if plain else 0, identity)
             elif (
                 b"NCCL" in line or b"NET" in line or b"Using network" in line or b"Channel " in line or b" via " in line
             ):
-                self._parse(_unwrapped(line) if line.startswith(_WRAPPED) else line, identity)
-                self._note_speaker(line)
-            elif line[: line.find(b")") + 1] not in heads or line[-1:] in _CUT_LAST or line[:1] == b"[":
+                if not self._unwrap(line, identity):
+                    self._parse(line, identity)
+                    self._note_speaker(line)
+            elif line[: line.find(b")") + 1] not in heads or line[-1:] in _CUT_LAST or line[:1] in _PREFIXED:
                 self._plain(line, identity)
+
+    def _unwrap(self, line: bytes, identity: Identity | None) -> bool:
+        """Read the lines inside a log collector's entry; False where the line is none."""
+        if identity is not None or b"{" not in line or (inner := unwrapped(line)) is None:
+            return False
+        self._feed_lines(inner, identity)
+        return True
 
     def _channel(self, line: bytes, at: int, via: int, identity: Identity | None) -> None:
         """A channel line that is not known by its head and tail: perhaps without its time, else a new one.
 
-        One over a network becomes known only when it is clear, or seen often enough, where this process's channels lead.
+        ``via``: where " via " begins, 0 where the line is not that of one channel. A line over a network becomes known only
+        when it is clear, or seen often enough, where this process's channels lead.
         """
+        if b"{" in line and self._unwrap(line, identity):
+            return
         raw = key = None
-        if identity is None and 0 < via - at < _CHANNEL_CHARS and not line.startswith(_WRAPPED):
+        if identity is None and via:
             head = _without_clock(line, at)
             key = head + line[via:].translate(_ZEROS)
             raw = line[:at] + line[via:] if head == line[:at] else key
             if key in self._seen:
                 self._remember(raw)
                 return
-        kind, rank = self._parse(_unwrapped(line) if line.startswith(_WRAPPED) else line, identity)
+        kind, rank = self._parse(line, identity)
         self._note_speaker(line)
-        known = kind is Kind.LOCAL_CHANNEL or (
+        known = kind in (Kind.LOCAL_CHANNEL, Kind.UNREAD) or (
             kind is Kind.NET_CHANNEL and rank and (rank.apart or rank.net_lines >= MAX_PEERS)
         )
         if raw is not None and key is not None and known:
@@ -131,6 +131,8 @@ class LogParser:
 
     def _plain(self, line: bytes, identity: Identity | None) -> None:
         """A line of the program's own: it may be one of NCCL's that broke off early, and it may show that a worker lives."""
+        if b"{" in line and self._unwrap(line, identity):
+            return
         size = len(line)
         if size > HEAD_BYTES or (
             line[-1:] in _CUT_LAST
@@ -142,14 +144,15 @@ class LogParser:
 
     def _note_speaker(self, line: bytes) -> None:
         """Remember which workers print anything at all: one that prints but shows no network is not to be overlooked."""
-        head = line[: line.find(b")", 0, 200) + 1] or line[: line.find(b">", 0, 60) + 1]
-        if head in self._heads or not (b"TrainWorker" in head or b"]<std" in head):
+        ray = line.find(b"pid=", 0, 200)
+        head = line[: line.find(b")", ray, 260) + 1] if ray >= 0 else line[: line.find(b">", 0, 200) + 1]
+        if head in self._heads or not (ray >= 0 or b"]<std" in head):
             return
         prefix = read_prefix(strip_colour(head + b" "))
         if prefix.mpi_rank is not None and len(self._out.mpi_ranks) < MAX_RANKS:
             self._out.mpi_ranks.add(prefix.mpi_rank)
-        if prefix.ray and prefix.ip and prefix.pid is not None and len(self._out.ray_workers) < MAX_RANKS:
-            self._out.ray_workers.add((prefix.ip, prefix.pid))
+        if prefix.speaker and len(self._out.ray_speakers) < MAX_RANKS:
+            self._out.ray_speakers.add(prefix.speaker)
         if len(self._heads) > _MEMO_MAX:
             self._heads.clear()
         self._heads |= {head, b""}
@@ -158,18 +161,21 @@ class LogParser:
         """Read one line into the evidence; returns what it says, and of whom."""
         if b"NCCL" in line:
             self._out.nccl_lines = True
-        said = parse(line[:HEAD_BYTES])
-        if len(line) > HEAD_BYTES and (late := _AGAINST.search(line, HEAD_BYTES)):
-            net = Net.IB if late[0].endswith((b"IB", b"IB to comm")) else Net.SOCKET
-            self._against(net, late[0].decode("ascii", "replace"))
-        if said is None:
-            return None, None
-        rank = self._rank(said, identity)
-        if rank is None:
-            self._out.overflow += 1
-            return None, None
-        self._apply(said, rank, line)
-        return said.kind, rank
+        found = parse(line[:HEAD_BYTES])
+        if len(line) > HEAD_BYTES:
+            # From a little before, where a statement may begin.
+            found += against_anywhere(line[HEAD_BYTES - 100 :], found)
+        rank = None
+        for said in found:
+            if said.kind is Kind.UNREAD:
+                self._out.unread = self._out.unread or (said.value, line[:2000].decode("utf-8", "replace"))
+                continue
+            rank = self._rank(said, identity)
+            if rank is None:
+                self._out.overflow += 1
+            else:
+                self._apply(said, rank, line)
+        return (found[0].kind, rank) if len(found) == 1 else (None, None)
 
     def _rank(self, said: Parsed, identity: Identity | None) -> RankEvidence | None:
         if identity is not None:
@@ -180,19 +186,16 @@ class LogParser:
         if rank is None:
             if len(self._ranks) >= MAX_RANKS:
                 return None
-            rank = RankEvidence(host=key[0], ip=key[1] or None, pid=key[2])
+            rank = RankEvidence(host=key[0], ip=key[1] or None, pid=key[2], glued=said.glued and identity is None)
             if identity is not None:
                 rank.rank = identity[1]
             self._ranks[key] = rank
+        rank.glued &= said.glued
         if said.mpi_rank is not None:
             rank.rank = said.mpi_rank
+        if said.ray and said.nccl and said.host is not None and len(self._out.nccl_speakers) < MAX_RANKS:
+            self._out.nccl_speakers.add(said.ray)
         return rank
-
-    def _against(self, net: Net, words: str) -> None:
-        key = (None, None, None)
-        rank = self._ranks.setdefault(key, RankEvidence(host=None, ip=None, pid=None))
-        rank.networks.add(net)
-        rank.keep(rank.against, words)
 
     def _apply(self, said: Parsed, rank: RankEvidence, line: bytes) -> None:
         kind, net = said.kind, said.net

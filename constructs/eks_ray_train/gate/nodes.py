@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from dataclasses import dataclass, field
 
 from eks_ray_train.gate.evidence import MAX_LINES, Evidence, Net, RankEvidence, Transport
 
-_MAX_SHARED_PID = 4096
-"""Hosts of one pid (1, in containers) that are compared with each other; beyond, names are taken as they are."""
-_COLOUR_REST = re.compile(r"^\[?[\d;]*m")
+_NO_NAME = re.compile(r"\[?[\d;]*m|[^A-Za-z0-9<].*|.*[^\w.<>-].*", re.DOTALL)
+"""What no host's name begins with: the rest of a colour, or the end of what was written before it on the line."""
 
 
 @dataclass(slots=True, eq=False)
@@ -88,16 +87,17 @@ class Node:
 
 def sort_into_nodes(evidence: Evidence) -> list[Node]:
     """Nodes in order of name, the unnamed one last; records of the same process are joined."""
+    whole_name = {} if evidence.strict else _whole_names(evidence)
+    name_of = {rank: _name_of(rank, whole_name) for rank in evidence.ranks}
     ips_of: dict[str, set[str]] = {}
     hosts_of: dict[str, set[str]] = {}
-    for rank in evidence.ranks:
-        if rank.host and rank.ip:
-            ips_of.setdefault(rank.host, set()).add(rank.ip)
-            hosts_of.setdefault(rank.ip, set()).add(rank.host)
-    whole_name = {} if evidence.strict else _names_without_head(evidence)
+    for rank, host in name_of.items():
+        if host and rank.ip:
+            ips_of.setdefault(host, set()).add(rank.ip)
+            hosts_of.setdefault(rank.ip, set()).add(host)
     nodes: dict[tuple[str | None, str | None], Node] = {}
     for rank in evidence.ranks:
-        ip, name = rank.ip, whole_name.get((rank.host, rank.pid), rank.host)
+        ip, name = rank.ip, name_of[rank]
         if ip is None and name is not None and (ips := ips_of.get(name)):
             # The same host name with and without an address: one node, unless several nodes share the name.
             ip, name = (next(iter(ips)), name) if len(ips) == 1 else (None, None)
@@ -113,28 +113,52 @@ def sort_into_nodes(evidence: Evidence) -> list[Node]:
     return sorted(nodes.values(), key=lambda node: (node.name is None, node.name or ""))
 
 
-def _names_without_head(evidence: Evidence) -> dict[tuple[str | None, int | None], str]:
-    """(host name as printed, pid) -> the host's name, where a line lost its head within the name or within a colour before it.
+def _name_of(rank: RankEvidence, whole_name: dict[tuple[str | None, int | None], str]) -> str | None:
+    """The rank's host; None where the end of another line may stand before the name and nobody else says the name."""
+    return whole_name.get((rank.host, rank.pid), None if rank.glued else rank.host)
 
-    Such a line must not make up one more node. The name is known from the same process's whole lines, or, behind a rest of
-    a colour ("32mgpu-1"), from anybody's.
+
+def _whole_names(evidence: Evidence) -> dict[tuple[str | None, int | None], str]:
+    """(host name as printed, pid) -> the host's name, where some line of that process lost the name's head or has something before it.
+
+    Such a line must not make up one more node. Names of one process of which one ends with the other are one host's: the one
+    that other processes have too, or that most of its lines have. Behind what no name begins with (a rest of a colour as in
+    "32mgpu-1", "...gpu-1"), and where a line ran into another, any process's name tells it too.
     """
-    named = {(rank.host, rank.pid) for rank in evidence.ranks if rank.host is not None}
-    hosts = {host for host, _ in named}
+    lines: dict[int | None, dict[str, int]] = {}
+    processes: dict[str, int] = {}
+    glued: set[str] = set()
+    hosts: set[str] = set()
+    for rank in evidence.ranks:
+        if rank.host is not None:
+            of_pid = lines.setdefault(rank.pid, {})
+            processes[rank.host] = processes.get(rank.host, 0) + (rank.host not in of_pid)
+            of_pid[rank.host] = of_pid.get(rank.host, 0) + rank.statements
+            (glued if rank.glued else hosts).add(rank.host)
+    glued -= hosts
     found: dict[tuple[str | None, int | None], str] = {}
-    of_pid: dict[int | None, set[str]] = {}
-    for host, pid in named:
-        rest = _COLOUR_REST.sub("", host)
-        if rest != host and rest in hosts:
-            found[(host, pid)] = rest
-        of_pid.setdefault(pid, set()).add(found.get((host, pid), host))
-    for host, pid in named:
-        others = of_pid[pid]
-        if (host, pid) not in found and 1 < len(others) <= _MAX_SHARED_PID:
-            longer = [whole for whole in others if len(whole) > len(host or "") and whole.endswith(host or "")]
-            if longer:
-                found[(host, pid)] = max(longer, key=len)
+    for pid, names in lines.items():
+        related: dict[str, set[str]] = {name: {name} for name in names}
+        for name in names if len(names) > 1 else ():
+            for end in _ends(name, names):
+                related[name].add(end)
+                related[end].add(name)
+
+        def weight(name: str, lines_with: dict[str, int] = names) -> tuple[bool, int, int, int]:
+            return processes[name] > 1, lines_with[name], processes[name], len(name)
+
+        for host in names:
+            best = max(related[host] - glued, key=weight, default=host)
+            ends = _ends(best, hosts)
+            whole = next((end for end in ends if best in glued or _NO_NAME.fullmatch(best.removesuffix(end))), best)
+            if whole not in glued:
+                found[(host, pid)] = whole
     return found
+
+
+def _ends(name: str, among: Container[str]) -> Iterable[str]:
+    """Every name that ``name`` ends with and is longer than, the longest first."""
+    return (name[at:] for at in range(1, len(name)) if name[at:] in among)
 
 
 def _share_providers(nodes: list[Node]) -> None:

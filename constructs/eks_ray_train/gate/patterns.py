@@ -16,29 +16,47 @@ ANSI = re.compile(rb"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07]*\x07|\[\d{1,2}(?:;\d{
 REPEATED = re.compile(rb"\s*\[repeated(?: (\d+)x)?[^\]]*(?:\].*)?$")
 
 TIME = rb"(?:\d{4}-\d\d-\d\d[T ]|\d\d/\d\d/\d{2,4} )?\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?"
+# What only NCCL's own prefix, Ray's or an event looks like: a collector's words before it are then no prose.
+_OWN = rb"(?=(?:\[\w{1,64}\]:? ?)?[^\s:()\[\]]+:\d+:\d+ \[-?\d+\]|\((?:[^()\n]{1,120} )?pid=\d|\{\")"
 TOKEN = re.compile(
-    rb"\s+"
-    rb"|\[(\d+),(?P<mpi>\d+)\]<std(?:out|err)>:?"
-    rb"|\((?:(?P<actor>[\w.:\- ]{1,120}?) )?pid=(?P<pid>\d+)(?:, ip=(?P<ip>[\w.:]+))?\)"
+    rb"\s+|\xef\xbb\xbf"  # the second is a byte order mark, at the head of each file that was joined into one
+    rb"|\[(?:[\w.-]+@)?\d+,(?P<mpi>\d+)\](?:\[[\w.:-]+\])?<std(?:out|err)>:?"  # Open MPI; 5 with its own name
+    rb"|\((?:(?P<actor>[\w.:\- >]{1,120}?(?:\([^()\n]{0,80}(?:\([^()\n]{0,80}\)[^()\n]{0,80})?\))?) )?"
+    rb"pid=(?P<pid>\d+)(?:, ip=(?P<ip>[\w.:]+))?\)"
+    # `aws logs tail`: time and stream. A stream's name has a hyphen, slash or digit, which tells it from a word.
+    rb"|\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?(?:Z|[+-]\d\d:\d\d) (?=[^\s:]*[-/\d])[^\s:()\[\]*]{1,512} " + _OWN +
+    # stern: pod and container, at the very head. A pod's name has two hyphens, or one and a digit.
+    rb"|\A(?=\S*-\S*[-\d]|\S*\d\S*-)[a-z0-9][a-z0-9.-]{0,252} [a-z0-9][a-z0-9-]{0,62} (?:" + TIME + rb" )?" + _OWN +
     rb"|\[?" + TIME + rb"\]?(?: std(?:out|err) [FP](?= ))?"
-    rb"|\[(?:(?:rank|default)?\d+|pod/[\w./-]+)\]:?(?=[ \t])"
+    rb"|\[(?:(?:rank|default)?\d+|pod/[\w./-]+)\](?::|(?=[ \t]))"
+    rb"|\[[A-Za-z_]\w{0,60}\d\]:"  # torchrun --tee: the role and its rank, and no space
     rb"|(?:rank)?\d+: "
     rb"|[IWE]\d{4} "  # glog's letter and date, before its time
     rb"|[A-Z][a-z][a-z] [ \d]\d \d\d:\d\d:\d\d [\w.-]+ [\w./-]+(?:\[\d+\])?: "  # syslog
     rb"|[\w.-]{0,80}\d[\w.-]{0,80}: (?=\S+:\d+:\d+ |INFO: |WARN: |NCCL |NET/)"
     rb"|[\w.-]{1,80} +\| "
     rb"|(?:INFO|WARN|TRACE): Function: \w+ Line: \d+: "
-)
+)  # fmt: skip
 MARKER = re.compile(rb"NCCL (?:INFO|WARN) ?")
 HEAD = re.compile(
     rb"(?:^|(?<=[\s>)\]]))(?P<host>[^\s:()\[\]]+):(?P<pid>\d+):\d+ \[(?P<dev>-?\d+)\]"
     rb"(?P<code> [^\r\n]{1,200}:\d+)? $"
 )
+# The same behind the end of another line: what of its first word is the host's name is not known.
+HEAD_GLUED = re.compile(rb"(?P<host>[^\s:()\[\]]+):(?P<pid>\d+):\d+ \[-?\d+\](?: [^\r\n]{1,200}:\d+)? $")
 HEAD_SHORT = re.compile(rb"(?:^|(?<=[\s>)\]]))(?P<host>[A-Za-z][\w.-]*) \[(?P<dev>\d+)\] $")
 # A line that broke off inside NCCL's own prefix: it still says which process there is.
 CUT_HEAD = re.compile(
     rb"(?:^|(?<=[\s>)\]:]))(?P<host>[^\s:()\[\]]*[A-Za-z>][^\s:()\[\]]*):(?P<pid>\d+):\d*"
     rb"(?: (?:\[(?:\d+(?:\](?: (?:N(?:C(?:C(?:L(?: (?:I(?:N(?:F)?)?|W(?:A(?:R)?)?)?)?)?)?)?)?)?)?)?)?)?$"
+)
+
+# What is left of NCCL's marker where a line lost its head within it.
+MARKER_REST = re.compile(rb"(?:(?:CCL|CL|L) )?(?:INFO|NFO|FO|O|WARN|ARN|RN|N) ")
+# Statements against EFA that count wherever they stand in a line of NCCL's, whatever was written before, behind or into it.
+AGAINST = re.compile(
+    rb"(?:(?:\[(?:send|receive)\]|-> \d+(?:\[\w+\])?) via NET/|Using network |Assigned NET plugin )(?P<net>Socket|IB)"
+    rb"|Selected [Pp]rovider is (?P<provider>efa;\w+|tcp|sockets|verbs|cxi|udp|psm\d|opx|shm|gni|lnx|ucx)"
 )
 
 NODES = rb"(?P<a>\d+)(?:\[(?P<a_dev>\w+)\])? -> (?P<b>\d+)(?:\[(?P<b_dev>\w+)\])?(?: \[(?P<way>send|receive)\])? via "

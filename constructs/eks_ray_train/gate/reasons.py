@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from eks_ray_train.gate.evidence import Counters, Evidence, Net, RankEvidence, Transport
-from eks_ray_train.gate.lines import strip_colour
 from eks_ray_train.gate.nodes import Node
+from eks_ray_train.gate.prefixes import strip_colour
 
 _NAMES = {
     Transport.EFA: "EFA",
@@ -46,6 +46,7 @@ _CHECKS = {
 
 
 _NO_PROVIDER = 'uses Libfabric, but no line says with which provider ("Selected provider is …")'
+_TOLD = f"NCCL did not find the plugin that it was told to use: {_CHECKS[Transport.EFA]}"
 _SUBSYS = "check that NCCL_DEBUG=INFO and that NCCL_DEBUG_SUBSYS contains INIT and NET"
 
 
@@ -64,8 +65,9 @@ def _first(*groups: Iterable[str]) -> str | None:
     return next((line for group in groups for line in group), None)
 
 
-def _cause(lines: Iterable[str]) -> str | None:
-    texts = list(lines)
+def _cause(lines: Iterable[str], wanted: Transport) -> str | None:
+    """What to do about these errors of the plugin's; nothing where TCP is wanted, since EFA need not work then."""
+    texts = list(lines) if wanted is Transport.EFA else []
     return next((advice for words, advice in _CAUSES if any(word in text for word in words for text in texts)), None)
 
 
@@ -83,6 +85,11 @@ def job_status(status: str) -> str:
     return f"the job ended as {status.upper()}, and only SUCCEEDED can pass; read the job's own error first"
 
 
+def _check(kind: Transport, wanted: Transport) -> str:
+    """What to check where ``kind`` was used: where TCP is wanted, the same whatever was used instead."""
+    return _CHECKS[Transport.EFA] if wanted is Transport.SOCKET else _CHECKS.get(kind, _CHECKS[Transport.SOCKET])
+
+
 def wrong_transport(node: Node, kind: Transport, wanted: Transport) -> str:
     errors = _errors(node.ranks)
     spoken = [text for rank in node.ranks for text in rank.against] if wanted is Transport.EFA else []
@@ -91,18 +98,14 @@ def wrong_transport(node: Node, kind: Transport, wanted: Transport) -> str:
     )
     line = _first(strongest, spoken)
     line = line or _first(*(rank.lines for rank in node.ranks), errors)
-    cause = (
-        _cause([*errors, *(text for rank in node.ranks for text in rank.against)]) if wanted is Transport.EFA else None
-    )
+    cause = _cause([*errors, *(text for rank in node.ranks for text in rank.against)], wanted)
     names = sorted({name for rank in node.ranks for name in rank.foreign_names})
     what = f"uses {_NAMES[kind]}" + (f" ({', '.join(names)})" if names else "")
-    return _with(
-        node.label, f"{what}, not {_NAMES[wanted]}", line, cause or _CHECKS.get(kind, _CHECKS[Transport.SOCKET])
-    )
+    return _with(node.label, f"{what}, not {_NAMES[wanted]}", line, cause or _check(kind, wanted))
 
 
 def overall(shown: Transport, wanted: Transport) -> str:
-    return f"the run used {_NAMES[shown]}, not {_NAMES[wanted]}; {_CHECKS.get(shown, _CHECKS[Transport.SOCKET])}"
+    return f"the run used {_NAMES[shown]}, not {_NAMES[wanted]}; {_check(shown, wanted)}"
 
 
 def earlier_attempt(old: Evidence, others: set[Transport], wanted: Transport) -> str:
@@ -114,7 +117,7 @@ def earlier_attempt(old: Evidence, others: set[Transport], wanted: Transport) ->
     )
 
 
-def nothing_shown(evidence: Evidence, nodes: list[Node], shown: Transport) -> str:
+def nothing_shown(evidence: Evidence, nodes: list[Node], shown: Transport, wanted: Transport) -> str:
     errors = _errors(rank for node in nodes for rank in node.ranks)
     if not evidence.nccl_lines and not any(rank.statements for node in nodes for rank in node.ranks):
         return (
@@ -130,6 +133,8 @@ def nothing_shown(evidence: Evidence, nodes: list[Node], shown: Transport) -> st
             line,
             "check that the job really had workers on several nodes (--num_workers, gpu_node_count)",
         )
+    if evidence.unread and not any(rank.strong for node in nodes for rank in node.ranks):
+        return unknown_prefix(evidence.unread)
     nameless = next((node for node in nodes for rank in node.ranks if Net.OFI in rank.networks | rank.channels), None)
     if nameless:
         return _with(nameless.label, _NO_PROVIDER, _first(*(rank.lines for rank in nameless.ranks)), _SUBSYS)
@@ -139,7 +144,15 @@ def nothing_shown(evidence: Evidence, nodes: list[Node], shown: Transport) -> st
         speaking.label if speaking else "no evidence",
         "NCCL found no network and did not start" if refused else "NCCL lines, but none says which network is used",
         _first(errors),
-        _cause(errors) or _SUBSYS,
+        (_TOLD if refused and wanted is Transport.SOCKET else _cause(errors, wanted)) or _SUBSYS,
+    )
+
+
+def unknown_prefix(unread: tuple[str, str]) -> str:
+    before, line = unread
+    return (
+        f"no NCCL line counts that stands behind something unknown, here {quote(before, 80)}: {quote(line)}; "
+        "get the log without it, or cut it off (docs/gate.md lists the prefixes that are known)"
     )
 
 
@@ -148,9 +161,11 @@ def cut_off(node: Node, rank: RankEvidence) -> str:
     return f"{node.label}: {who} broke off where it names its network, so it may be anything; get the whole log of that worker"
 
 
-def gave_up(node: Node, rank: RankEvidence) -> str:
+def gave_up(node: Node, rank: RankEvidence, wanted: Transport) -> str:
     what = f"process {rank.pid or ''}".strip() + " chose a provider, or none, and then gave the plugin up"
-    return _with(node.label, what, _first(rank.errors), _cause(rank.errors) or "get the whole log of that worker")
+    return _with(
+        node.label, what, _first(rank.errors), _cause(rank.errors, wanted) or "get the whole log of that worker"
+    )
 
 
 def small_communicator(seen: int, expected: int) -> str:
@@ -179,10 +194,14 @@ def node_without_evidence(node: Node, wanted: Transport) -> str:
         what = f"its channels stay within the node, none shows {_NAMES[wanted]}"
     elif any(rank.networks or rank.channels for rank in node.ranks):
         return _with(node.label, _NO_PROVIDER, _first(*(rank.lines for rank in node.ranks)), _SUBSYS)
+    elif wanted is Transport.SOCKET and any(Net.SOCKET in rank.hints for rank in node.ranks):
+        what = 'announces TCP sockets, and no line shows that it used them ("Using network Socket" or a channel)'
+        spoken = [text for rank in node.ranks for text in rank.against]
+        return _with(node.label, what, _first((text for text in spoken if "NET/Socket" in text), spoken), _SUBSYS)
     else:
         what = f"prints NCCL lines but shows no {_NAMES[wanted]}"
     line = _first(_errors(node.ranks))
-    check = _cause(_errors(node.ranks)) or "check this worker's own log and that it took part in the run"
+    check = _cause(_errors(node.ranks), wanted) or "check this worker's own log and that it took part in the run"
     return _with(node.label, what, line, check)
 
 

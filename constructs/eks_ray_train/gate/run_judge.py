@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import gzip
 import io
+import os
 import sys
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any, BinaryIO, TextIO, cast
 
 from eks_ray_train.errors import UsageError
 from eks_ray_train.gate.answer import Expected, Verdict
-from eks_ray_train.gate.events import judge_events, read_event
+from eks_ray_train.gate.events import judge_events, nodes_of_last_attempt, read_event
 from eks_ray_train.gate.evidence import Evidence, ExpectedFabric
 from eks_ray_train.gate.nccl_log import LogParser
 from eks_ray_train.gate.nodes import sort_into_nodes
@@ -126,7 +127,7 @@ class RunJudge:
 
     def _named_nodes(self, evidence: Evidence) -> int:
         if self.by_events:
-            return len({str(event.get("node")) for event in self._events if event.get("event") == "transport"})
+            return len(nodes_of_last_attempt(self._events))
         nodes = [node for node in sort_into_nodes(evidence) if node.name is not None]
         others = evidence.ray_nodes - {node.ip for node in nodes if node.ip}
         return max(len(nodes) + len(others), evidence.nodes_by_nccl)
@@ -138,9 +139,15 @@ def read_log(judge_: RunJudge, source: str) -> None:
     Raises UsageError where the file is missing, a folder, unreadable, no whole gzip stream, or packed in another way.
     """
     if source == "-":
+        if _closed(sys.stdin):
+            raise UsageError("standard input (-) is closed; pipe a log into it, or give the path of a file")
         peeking = io.BufferedReader(cast(Any, sys.stdin.buffer))
         try:
             _read(judge_, peeking, "standard input")
+        except OSError as error:
+            raise UsageError(
+                f"cannot read standard input: {error.strerror or error}; pipe a log into it, or give the path of a file"
+            ) from None
         finally:
             peeking.detach()  # or standard input would be closed with it
         return
@@ -151,6 +158,16 @@ def read_log(judge_: RunJudge, source: str) -> None:
         raise UsageError(f"no such log file: {source}; give a path, or - for standard input") from None
     except OSError as error:
         raise UsageError(f"cannot read {source}: {error.strerror or error}; give a readable log file") from None
+
+
+def _closed(stream: TextIO | None) -> bool:
+    """Whether nothing was given to read: no stream at all, or the null device, which the command line puts in its place."""
+    if stream is None:
+        return True
+    try:
+        return os.path.samestat(os.fstat(stream.fileno()), Path(os.devnull).stat())
+    except (OSError, ValueError):
+        return False  # no file at all, or one that reading will tell of
 
 
 def _read(judge_: RunJudge, file: io.BufferedReader, name: str) -> None:
@@ -181,8 +198,8 @@ def _whole_lines(file: BinaryIO) -> Iterator[bytes]:
     encoding = None
     first = True
     while chunk := file.read(CHUNK_BYTES):
-        if first and (rest + chunk)[:2] in (b"\xff\xfe", b"\xfe\xff"):
-            encoding = "utf-16"  # a log that a Windows shell redirected
+        if first:
+            encoding = _utf16(rest + chunk)
         first = False
         rest += chunk
         if encoding:
@@ -198,6 +215,17 @@ def _whole_lines(file: BinaryIO) -> Iterator[bytes]:
             rest = b""
     if rest:
         yield rest
+
+
+def _utf16(start: bytes) -> str | None:
+    """The encoding of a log that a Windows shell redirected, with its mark or without (every other byte of ASCII is 0)."""
+    if start[:2] in (b"\xff\xfe", b"\xfe\xff"):
+        return "utf-16"
+    start = start[: min(1024, len(start) & ~1)]
+    zeros = [start[half::2].count(0) for half in (0, 1)]
+    if len(start) < 8 or min(zeros) > len(start) // 20 or max(zeros) < len(start) * 9 // 20:
+        return None
+    return "utf-16-be" if zeros[0] > zeros[1] else "utf-16-le"
 
 
 def _recoded(start: bytes, file: BinaryIO, encoding: str) -> Iterator[bytes]:

@@ -106,7 +106,7 @@ class _Case:
             return len(self.named)
         others = self.evidence.ray_nodes - {node.ip for node in self.named if node.ip}
         seen = len(self.named) + len(others)
-        if seen < 2 and self.crossing and not self.evidence.ray_nodes:
+        if seen < 2 and self.crossing and not self.evidence.under_ray:
             return 2  # a channel that crosses the network has two ends
         return seen or int(any(rank.strong for rank in self.ranks))
 
@@ -135,7 +135,7 @@ class _Case:
         """What is missing for all of the run to have used ``shown``: general reasons, and reasons of nodes."""
         if shown in (Transport.NONE, Transport.UNKNOWN):
             return [], {}
-        self.check_processes()
+        self.check_processes(shown)
         self.check_nodes(shown)
         found = self.general, self.of_node
         self.general, self.of_node = [], {node: [] for node in self.nodes}
@@ -158,8 +158,10 @@ class _Case:
             if wanted is Transport.EFA:
                 self.check_fabric()
             self.note_weak_evidence()
+            if self.evidence.unread and (self.general or any(self.of_node.values())):
+                self.notes.append(say.unknown_prefix(self.evidence.unread))
         elif shown in (Transport.NONE, Transport.UNKNOWN):
-            self.general.append(say.nothing_shown(self.evidence, self.nodes, shown))
+            self.general.append(say.nothing_shown(self.evidence, self.nodes, shown, wanted))
         else:
             self.blame(wanted, shown)
 
@@ -174,7 +176,7 @@ class _Case:
         if not found and not self.evidence.earlier:
             self.general.append(say.overall(shown, wanted))
 
-    def check_processes(self) -> None:
+    def check_processes(self, wanted: Transport) -> None:
         named = [rank for rank in self.ranks if rank.pid is not None]
         # Ray's deduplication shows one line for several ranks: so many may show nothing of their own.
         folds: dict[str, int] = {}
@@ -192,13 +194,15 @@ class _Case:
             gave_up = [r for r in node.ranks if r.plugin_failed and not (r.networks or r.channels) and r not in cut]
             if gave_up:
                 self.doubt = True
-                self.of_node[node].append(say.gave_up(node, gave_up[0]))
+                self.of_node[node].append(say.gave_up(node, gave_up[0], wanted))
             silent = [r for r in node.ranks if is_silent(r, strict=self.evidence.strict) and r not in cut + gave_up]
             if silent and (self.evidence.strict or len(silent) > folded):
                 self.doubt = True
                 self.of_node[node].append(say.silent_processes(node, silent))
         speaking = {(node.ip, rank.pid) for node in self.nodes for rank in node.ranks}
-        mute = sorted(self.evidence.ray_workers - speaking)
+        speaking |= {(rank.ip, rank.pid) for rank in self.evidence.ranks}
+        speaking |= {(ip, pid) for _, ip, pid in self.evidence.nccl_speakers}
+        mute = sorted((ip or "the driver's node", pid) for ip, pid in self.evidence.ray_workers - speaking)
         if len(mute) > folded:
             self.doubt = True
             self.general.append(say.mute_workers([f"process {pid} on {ip}" for ip, pid in mute]))
@@ -224,7 +228,7 @@ class _Case:
         if 0 < self.evidence.nodes_by_nccl < self.nodes_expected:
             self.general.append(say.small_communicator(self.evidence.nodes_by_nccl, self.nodes_expected))
         seen = self.nodes_seen()
-        if seen == 1 and not self.evidence.strict and not self.evidence.ray_nodes:
+        if seen == 1 and not self.evidence.strict and not self.evidence.under_ray:
             seen = 2  # one end of a connection vouches for the other: both must use the same network
         if seen < self.nodes_expected:
             self.general.append(say.too_few_nodes(seen, self.nodes_expected, [node.label for node in self.named]))
