@@ -2,7 +2,12 @@
 
 import os
 import sys
+from importlib.util import find_spec
 from pathlib import Path
+
+if __name__ == "__main__" and not all(map(find_spec, ("aws_cdk", "eks_ray_train"))):
+    print(f"eks-ray-train: {sys.executable} lacks aws_cdk or eks_ray_train; run make venv-cdk && source .venv/bin/activate", file=sys.stderr)
+    sys.exit(2)
 
 from eks_ray_train import Settings, SettingsError, load_settings
 from eks_ray_train.node_runtime import exit_quietly_on_interrupt, use_bundled_node

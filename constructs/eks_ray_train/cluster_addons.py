@@ -10,7 +10,7 @@ from aws_cdk import aws_eks_v2 as eks
 from aws_cdk import aws_iam as iam
 from constructs import Construct, IDependable
 
-from .cluster_type import AnyCluster
+from .cluster_type import AnyCluster, check_cluster
 from .suppressions import suppress
 
 
@@ -36,6 +36,7 @@ class ClusterAddons(Construct):
         cloudwatch: bool = False,
         basic: bool = True,
     ) -> None:
+        check_cluster(cluster)
         super().__init__(scope, id)
         self._cluster = cluster
         self.network: eks.CfnAddon | None = None

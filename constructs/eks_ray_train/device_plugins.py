@@ -11,7 +11,7 @@ from aws_cdk import IStableAnyProducer, Lazy
 from aws_cdk import aws_eks_v2 as eks
 from constructs import Construct, IConstruct, IDependable
 
-from .cluster_type import AnyCluster
+from .cluster_type import AnyCluster, check_cluster
 from .helm import efa_device_plugin_release, nvidia_device_plugin_release
 from .helm_install import claim_release, helm_install
 from .instances import CATALOGUE, AmiFamily
@@ -59,6 +59,7 @@ class DevicePlugins(Construct):
         efa_version: str = EFA_DEVICE_PLUGIN_VERSION,
         chart_repositories: Mapping[str, str] | None = None,
     ) -> None:
+        check_cluster(cluster)
         super().__init__(scope, id)
         self._tolerations = _Tolerations()
         self.tolerate(taints)

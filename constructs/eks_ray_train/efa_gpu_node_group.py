@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Literal
 
-from aws_cdk import Token
 from aws_cdk import aws_ec2 as ec2
 from aws_cdk import aws_eks_v2 as eks
 from aws_cdk import aws_iam as iam
@@ -13,14 +11,12 @@ from constructs import Construct, IDependable
 
 from .cluster_type import AnyCluster
 from .device_plugins import DevicePlugins, device_plugins_of
+from .efa_gpu_node_group_rules import Capacity, checked_instance
 from .efa_security_group import EfaSecurityGroup
-from .errors import SettingsError
-from .instances import AmiFamily, InstanceType, get_instance_type
+from .instances import AmiFamily, InstanceType
 from .node_labels import GPU_NODE_SELECTOR, GPU_PRESENT_LABEL, GPU_TAINT, Taint
-from .node_template import MIN_GPU_DISK_GIB, metadata_options, node_role, tag_specifications, volumes
+from .node_template import metadata_options, node_role, tag_specifications, volumes
 from .node_user_data import LOCAL_NVME_DIR, node_user_data
-
-Capacity = Literal["probe", "hold", "reservation", "block", "none"]
 
 # GPU faults that an application causes by itself; replacing the node would kill a run for nothing.
 # https://docs.nvidia.com/deploy/xid-errors/ (13: graphics engine exception, 31: memory page fault)
@@ -30,8 +26,8 @@ _APPLICATION_FAULTS = ("NvidiaXID13Error", "NvidiaXID31Error")
 class EfaGpuNodeGroup(Construct):
     """GPU nodes whose launch template carries the type's full EFA layout, in one subnet, for one training cluster.
 
-    Raises SettingsError (a ValueError) before any resource exists for a type without EFA, zero nodes, a disk too small
-    for the CUDA image, several subnets, or a reservation that does not go with ``capacity``.
+    Raises SettingsError (a ValueError) before any resource exists for a cluster of another module, a type without EFA, zero
+    nodes, a disk too small for the CUDA image, several subnets, or a reservation that does not go with ``capacity``.
 
     :param cluster: a cluster of ``aws_eks_v2``, own or imported (then with its cluster security group id).
     :param instance_type: a type of the catalogue, for example ``g6.12xlarge``.
@@ -85,11 +81,10 @@ class EfaGpuNodeGroup(Construct):
         device_plugins: DevicePlugins | None = None,
         accept_unverified_layout: bool = False,
     ) -> None:
-        self.instance: InstanceType = get_instance_type(
-            instance_type, accept_unverified_layout=accept_unverified_layout
-        )
-        _check(
-            instance=self.instance,
+        self.instance: InstanceType = checked_instance(
+            cluster=cluster,
+            instance_type=instance_type,
+            accept_unverified_layout=accept_unverified_layout,
             node_count=node_count,
             subnets=subnets,
             subnet_id=subnet_id,
@@ -231,60 +226,3 @@ class EfaGpuNodeGroup(Construct):
             # DEFAULT launches two more GPU nodes before it stops one: capacity and quota that nobody has.
             update_config=ng.UpdateConfigProperty(max_unavailable=1, update_strategy="MINIMAL"),
         )
-
-
-def _check(
-    *,
-    instance: InstanceType,
-    node_count: int,
-    subnets: Sequence[ec2.ISubnet],
-    subnet_id: str | None,
-    capacity: Capacity,
-    reservation_id: str | None,
-    gpus: int | None,
-    disk_size_gib: int,
-    placement_group: bool,
-    permits_mirror: bool,
-) -> None:
-    problems = []
-    if not permits_mirror:
-        problems.append(
-            "container_mirror adds permissions to a role made here, but role is given; leave container_mirror out and give it to whoever "
-            "made the role"
-        )
-    if not Token.is_unresolved(node_count) and node_count < 1:
-        problems.append(f"node_count must be at least 1, got {node_count}; leave the node group out to have none")
-    if gpus is not None and gpus != instance.gpus:
-        problems.append(f"gpus {gpus} does not match {instance.name}, which has {instance.gpus} GPUs; leave gpus out")
-    if disk_size_gib < MIN_GPU_DISK_GIB:
-        problems.append(
-            f"disk_size_gib must be at least {MIN_GPU_DISK_GIB} (the CUDA image is unpacked there), got {disk_size_gib}"
-        )
-    if (subnet_id is None) == (not subnets):
-        problems.append("give either subnets=[one subnet] or subnet_id, not both and not neither")
-    if len(subnets) > 1:
-        zones = ", ".join(str(s.availability_zone) for s in subnets)
-        problems.append(
-            f"EFA traffic stays inside one availability zone: give exactly one subnet, got {len(subnets)} in {zones}"
-        )
-    needs_id = capacity in ("hold", "reservation", "block")
-    if needs_id and not reservation_id:
-        problems.append(f"capacity {capacity} needs capacity_reservation_id (cr-…); give it, or set capacity to none")
-    if reservation_id and not needs_id:
-        problems.append(
-            f"capacity_reservation_id is given but capacity is {capacity}; set capacity to reservation or block"
-        )
-    if reservation_id and not Token.is_unresolved(reservation_id) and not reservation_id.startswith("cr-"):
-        problems.append(
-            f"capacity_reservation_id must be one reservation's id (cr-…), got {reservation_id!r}; resource groups are not supported"
-        )
-    if capacity == "block" and not instance.capacity_block:
-        problems.append(
-            f"no Capacity Blocks exist for {instance.name}; set capacity to reservation, hold, probe or none"
-        )
-    if placement_group and needs_id:
-        problems.append(
-            f"placement_group with capacity {capacity} needs a reservation made inside that group; set placement_group to False"
-        )
-    if problems:
-        raise SettingsError(problems)

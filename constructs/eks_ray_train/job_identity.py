@@ -10,7 +10,7 @@ from aws_cdk import aws_iam as iam
 from constructs import Construct, IDependable
 
 from .cluster_addons import pod_identity_principal
-from .cluster_type import AnyCluster
+from .cluster_type import AnyCluster, check_cluster
 from .data_locations import DataLocation, data_location
 from .suppressions import suppress
 
@@ -35,6 +35,7 @@ class JobIdentity(Construct):
         data_buckets: Sequence[str] = (),
         secret_arn: str | None = None,
     ) -> None:
+        check_cluster(cluster)
         places = [data_location(text) for text in data_buckets]
         super().__init__(scope, id)
         self.service_account = service_account

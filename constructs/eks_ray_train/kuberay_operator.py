@@ -8,7 +8,7 @@ from aws_cdk import Annotations
 from aws_cdk import aws_eks_v2 as eks
 from constructs import Construct, IDependable
 
-from .cluster_type import AnyCluster
+from .cluster_type import AnyCluster, check_cluster
 from .helm import HelmRelease, kuberay_operator_release
 from .helm_install import claim_release, helm_install
 from .node_labels import SYSTEM_NODE_SELECTOR
@@ -38,6 +38,7 @@ class KubeRayOperator(Construct):
         depends_on: IDependable | None = None,
         chart_repositories: Mapping[str, str] | None = None,
     ) -> None:
+        check_cluster(cluster)
         super().__init__(scope, id)
         self.version = version
         self.release: HelmRelease = kuberay_operator_release(version, chart_repositories)

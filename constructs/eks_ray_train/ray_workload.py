@@ -10,7 +10,7 @@ from aws_cdk import Stack
 from aws_cdk import aws_eks_v2 as eks
 from constructs import Construct, IDependable
 
-from .cluster_type import AnyCluster, as_icluster
+from .cluster_type import AnyCluster, as_icluster, check_cluster
 from .efa_gpu_node_group import EfaGpuNodeGroup
 from .errors import SettingsError
 from .job_identity import JobIdentity
@@ -55,6 +55,7 @@ class RayWorkload(Construct):
         create_namespace: bool,
         policies: Sequence[dict[str, Any]] = (),
     ) -> None:
+        check_cluster(cluster)
         _claim(cluster, f"{scope.node.path}/{id}", spec, create_namespace=create_namespace)
         super().__init__(scope, id)
         self.cluster = cluster

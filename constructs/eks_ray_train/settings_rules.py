@@ -17,6 +17,7 @@ from .capacity.model import RESERVATION_ID
 from .data_locations import location_problems
 from .errors import SettingsError
 from .instances import get_instance_type, get_system_instance_type
+from .regions import nearest_region
 from .system_sizing import required_system_nodes
 from .versions import KUBECTL_LAYERS, KUBERNETES_RELEASES, TOKEN_AUTH_MIN_RAY, minor_of, ray_version_tuple
 
@@ -57,8 +58,8 @@ def _names(s: Settings) -> Iterator[str]:
     # Kubernetes label value only 63, and the name is one.
     if len(s.cluster_name) > 63 or not _CLUSTER_NAME.fullmatch(s.cluster_name):
         yield (
-            f"cluster_name must be 1 to 63 letters, digits, - or _ (EKS allows 100 characters, a Kubernetes label value 63), "
-            f"got {len(s.cluster_name)} characters: {s.cluster_name!r}; shorten cluster_name"
+            f"cluster_name must be 1 to 63 letters, digits, - or _ (EKS allows 100 characters, a Kubernetes label value 63) and begin "
+            f"with a letter or digit, got {len(s.cluster_name)} characters: {s.cluster_name!r}; {_rename(s.cluster_name)}"
         )
     for name, limit, why in (
         ("namespace", 63, "a Kubernetes name"),
@@ -72,6 +73,14 @@ def _names(s: Settings) -> Iterator[str]:
             )
     if s.namespace == "default" or s.namespace.startswith("kube-"):
         yield f"namespace must be one of its own (the app makes and deletes it), got {s.namespace!r}; for example ray-train"
+
+
+def _rename(name: str) -> str:
+    """What to do about a cluster_name that is refused."""
+    wrong = "".join(dict.fromkeys(re.sub("[0-9A-Za-z_-]", "", name)))
+    if wrong:
+        return f"remove {' '.join(map(repr, wrong))} from cluster_name"
+    return "shorten cluster_name" if len(name) > 63 else "make cluster_name begin with a letter or digit"
 
 
 def _counts(s: Settings) -> Iterator[str]:
@@ -300,6 +309,12 @@ def warnings_of(s: Settings, today: dt.date) -> list[str]:
             f"kubectl_layer v{s.kubectl_layer_minor} is {skew} minor versions away from the cluster's {s.kubernetes_version}; "
             f"Kubernetes supports a skew of one"
         )
+    for region in dict.fromkeys([*([s.region] if s.region else []), *(zone[:-1] for zone in s.availability_zones)]):
+        if nearest := nearest_region(region):
+            found.append(
+                f"{'region' if region == s.region else 'availability_zones: region'} {region} is none that this release knows, the nearest is "
+                f"{nearest}; correct it in cdk.json, unless it is a new region"
+            )
     if any(ipaddress.ip_network(c).prefixlen == 0 for c in s.public_access_cidrs):
         found.append("public_access_cidrs opens the cluster's endpoint to the whole internet; prefer your own address as /32")
     return found

@@ -9,7 +9,7 @@ from aws_cdk import aws_iam as iam
 from aws_cdk import aws_s3 as s3
 from constructs import Construct
 
-from .cluster_type import AnyCluster
+from .cluster_type import AnyCluster, cluster_problems
 from .errors import SettingsError
 from .manifests.names import FSX_MOUNT
 from .suppressions import suppress
@@ -108,8 +108,11 @@ class LustreStorage(Construct):
         name: str,
         capacity_gib: int = 1200,
     ) -> None:
+        problems = cluster_problems(cluster)
         if capacity_gib != 1200 and (capacity_gib <= 0 or capacity_gib % _LUSTRE_STEP_GIB):
-            raise SettingsError(f"capacity_gib must be 1200 or a multiple of {_LUSTRE_STEP_GIB}, got {capacity_gib}")
+            problems.append(f"capacity_gib must be 1200 or a multiple of {_LUSTRE_STEP_GIB}, got {capacity_gib}")
+        if problems:
+            raise SettingsError(problems)
         from aws_cdk import aws_fsx as fsx  # a tenth of a second that only this construct should cost
 
         super().__init__(scope, id)

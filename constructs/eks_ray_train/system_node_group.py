@@ -9,7 +9,7 @@ from aws_cdk import aws_eks_v2 as eks
 from aws_cdk import aws_iam as iam
 from constructs import Construct, IDependable
 
-from .cluster_type import AnyCluster
+from .cluster_type import AnyCluster, cluster_problems
 from .errors import SettingsError
 from .instances import get_system_instance_type
 from .node_labels import SYSTEM_NODE_SELECTOR
@@ -40,11 +40,17 @@ class SystemNodeGroup(Construct):
         node_repair: bool = True,
         container_mirror: str | None = None,
     ) -> None:
-        needed = required_system_nodes(get_system_instance_type(instance_type), heads=heads)
+        needed, problems = 0, cluster_problems(cluster)
+        try:
+            needed = required_system_nodes(get_system_instance_type(instance_type), heads=heads)
+        except SettingsError as error:
+            problems += error.problems
         if node_count is not None and node_count < needed:
-            raise SettingsError(
+            problems.append(
                 f"node_count must be at least {needed} x {instance_type} for {heads} Ray head(s), the operator and CoreDNS, got {node_count}"
             )
+        if problems:
+            raise SettingsError(problems)
         super().__init__(scope, id)
         self.node_count = node_count or needed
         self.role: iam.Role = node_role(self, "Role", container_mirror=container_mirror)

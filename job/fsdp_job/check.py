@@ -10,19 +10,24 @@ import sys
 from collections.abc import Sequence
 from pathlib import PurePath
 
-from fsdp_job.architecture import read_architecture
+from fsdp_job.architecture import check_architecture, local_architecture, read_architecture
 from fsdp_job.config import JobConfig
 from fsdp_job.errors import EXIT_OK, EXIT_USAGE, JobUsageError
 from fsdp_job.flags import parse_args
 
 
 def check_files(cfg: JobConfig, *, elsewhere: bool = False) -> None:
-    """Raises JobUsageError where the model's configuration or a data set cannot be read.
+    """Raises JobUsageError where the model's configuration or a data set cannot be read, or the model is of no kind to train.
 
     ``elsewhere``: look only for what travels with the job's folder, which is the working folder.
     """
     if cfg.model_config and not (elsewhere and _is_outside(cfg.model_config)):
-        read_architecture(cfg.model_config)
+        check_architecture(f"--model-config {cfg.model_config}", read_architecture(cfg.model_config), elsewhere=elsewhere)
+    model = cfg.effective_model_id
+    if model and not cfg.model_config and not (elsewhere and _is_outside(model)):
+        values = local_architecture(model)
+        if values is not None:
+            check_architecture(f"--model-id {model}", values, elsewhere=elsewhere)
     if cfg.dataset != "random" and "://" not in cfg.dataset and not (elsewhere and _is_outside(cfg.dataset)):
         from fsdp_job.data_sources import find_sources
 

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from fsdp_job import attention
-from fsdp_job.architecture import read_architecture
+from fsdp_job.architecture import WHICH_MODELS, no_sdpa, not_causal, read_architecture
 from fsdp_job.config import JobConfig
 from fsdp_job.errors import ModelError
 from fsdp_job.loss import CHUNK_LOGITS, linear_cross_entropy
@@ -100,15 +100,18 @@ def load_config(cfg: JobConfig, architecture: dict[str, Any] | None = None) -> A
         try:
             return AutoConfig.for_model(values.pop("model_type"), **values)
         except (ValueError, TypeError, KeyError) as error:
-            raise ModelError(f"--model-config {cfg.model_config}: {error}") from error
+            raise ModelError(f"--model-config {cfg.model_config}: {_first_line(error)}; correct that file, a Hugging Face config.json") from error
     try:
         return AutoConfig.from_pretrained(source)
     except (OSError, ValueError) as error:
-        first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ModelError(
-            f"--model-id {source}: {first} Give a Hugging Face id that this cluster can reach, a local folder, "
+            f"--model-id {source}: {_first_line(error)} Give a Hugging Face id that this cluster can reach, a local folder, "
             "or --model-config to train from scratch"
         ) from error
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0][:300]
 
 
 def build(cfg: JobConfig, device_type: str = "cpu", architecture: dict[str, Any] | None = None) -> BuiltModel:
@@ -118,18 +121,19 @@ def build(cfg: JobConfig, device_type: str = "cpu", architecture: dict[str, Any]
 
     config = load_config(cfg, architecture)
     config.use_cache = False
+    flag = f"--model-config {cfg.model_config}" if cfg.model_config else f"--model-id {cfg.effective_model_id}"
     try:
         kind = attention.choose(config, MODEL_FOR_CAUSAL_LM_MAPPING[type(config)], device_type)
         with parameters_on_meta():
             model = AutoModelForCausalLM.from_config(config, attn_implementation=kind, dtype=torch.float32)
     except KeyError as error:
-        raise ModelError(f"model type {config.model_type!r} is no causal language model of transformers") from error
+        raise not_causal(flag, config.model_type) from error
     except ValueError as error:
-        raise ModelError(
-            f"model type {config.model_type!r} is no causal language model that sdpa supports: {error}"
-        ) from error
+        raise no_sdpa(flag, config.model_type, _first_line(error)) from error
     if model.get_output_embeddings() is None:
-        raise ModelError(f"model type {config.model_type!r} shows no output embedding (get_output_embeddings)")
+        raise ModelError(
+            f"{flag}: model type {config.model_type!r} shows no output embedding (get_output_embeddings); {WHICH_MODELS}"
+        )
     model.train()
     buffers = {name: value.clone() for name, value in model.named_buffers()}
     return BuiltModel(model=model, blocks=find_blocks(model), buffers=buffers, source=cfg.effective_model_id)
@@ -150,7 +154,7 @@ def find_blocks(model: nn.Module) -> list[nn.Module]:
         want = ", ".join(f"{name}={count}" for name, count in counts.items()) or "no layer count"
         raise ModelError(
             f"cannot tell the blocks of {type(model).__name__}: the configuration says {want}, module lists are: {have}; "
-            "exactly one list must have that length"
+            f"exactly one list must have that length; {WHICH_MODELS}"
         )
     return list(next(iter(outer.values())))
 

@@ -188,6 +188,17 @@ def test_without_credentials_all_later_checks_are_unknown_and_say_why(
     assert all("while credentials is not in order" in told[name]["detail"] for name in NAMES[1:])
 
 
+def test_without_a_region_the_first_line_says_so(
+    deployed: Deployed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "cdk.json").write_text("{}")
+    monkeypatch.delenv("AWS_REGION")
+    code, told = run(capsys)
+    assert code == 6 and told["credentials"]["state"] == "wrong", told
+    assert "no region" in told["credentials"]["detail"] and "set AWS_REGION" in told["credentials"]["remedy"]
+    assert {told[name]["state"] for name in NAMES[1:]} == {"unknown"}
+
+
 def test_settings_decide_what_is_wrong(deployed: Deployed, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_settings(
         tmp_path,

@@ -123,15 +123,28 @@ def test_an_unexpected_error_says_how_to_see_more(monkeypatch: pytest.MonkeyPatc
     monkeypatch.delenv("EKS_RAY_TRAIN_DEBUG", raising=False)
     run_with(monkeypatch, ZeroDivisionError("division by zero"), [])
     assert "ZeroDivisionError: division by zero; EKS_RAY_TRAIN_DEBUG=1" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("error", "code"), [(UsageError("u"), 2), (NoCapacityError("c"), 5), (RuntimeError("boom"), 1)])
+@pytest.mark.parametrize("words", [[], ["--json"]])
+def test_the_debug_variable_adds_a_traceback_and_changes_nothing_else(
+    error: BaseException, code: int, words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("EKS_RAY_TRAIN_DEBUG", raising=False)
+    run_with(monkeypatch, error, words)
+    without = capsys.readouterr()
     monkeypatch.setenv("EKS_RAY_TRAIN_DEBUG", "1")
-    with pytest.raises(ZeroDivisionError):
-        run_with(monkeypatch, ZeroDivisionError("division by zero"), [])
+    assert run_with(monkeypatch, error, words) == code
+    told = capsys.readouterr()
+    assert told.out == without.out
+    assert told.err.startswith("Traceback") and told.err.endswith(without.err) and "in run" in told.err
 
 
-def test_under_json_an_error_is_the_one_document(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_under_json_an_error_is_the_one_document_and_the_same_line_as_ever(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_with(monkeypatch, NoCapacityError("no zone has it"), ["--json"]) == 5
     told = capsys.readouterr()
-    assert json.loads(told.out) == {"error": "no zone has it", "exit_code": 5} and told.err == ""
+    assert json.loads(told.out) == {"error": "no zone has it", "exit_code": 5}
+    assert told.err == "eks-ray-train: no zone has it\n"
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ def no_aws(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_region_is_the_settings_then_aws_region_then_aws_default_region(
     monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
-    with pytest.raises(UsageError, match=r"no region: .*set"):
+    with pytest.raises(UsageError, match=r"no region is known; set region .* or set AWS_REGION"):
         WAYS[way](None)
     monkeypatch.setenv("AWS_DEFAULT_REGION", "us-west-2")
     assert WAYS[way](None) == "us-west-2"

@@ -12,6 +12,7 @@ import pytest
 
 from eks_ray_train.errors import ExitCode, SettingsError
 from eks_ray_train.instances import get_system_instance_type
+from eks_ray_train.regions import nearest_region
 from eks_ray_train.settings import BLOCK, Settings, from_context, from_mapping, load_settings, setting_names
 from eks_ray_train.system_sizing import required_system_nodes
 
@@ -94,6 +95,9 @@ def test_text_from_the_command_line_is_coerced_to_each_type(tmp_path: Path, monk
         ({"chart_repositories": {"kubray": "https://x"}}, ["kuberay, nvidia, efa", "'kubray'"]),
         ({"cluster_name": "x" * 101}, ["cluster_name", "101 characters", "100 characters", "63"]),
         ({"cluster_name": "x" * 80}, ["cluster_name", "80 characters", "63"]),
+        ({"cluster_name": "a_b c"}, ["letters, digits, - or _", "'a_b c'", "remove ' ' from cluster_name"]),
+        ({"cluster_name": "_a"}, ["begin with a letter or digit", "'_a'"]),
+        ({"cluster_name": ""}, ["1 to 63 letters", "got 0 characters"]),
         ({"ray_cluster_name": "r" * 54}, ["ray_cluster_name", "53", "54 characters"]),
         ({"ray_cluster_name": "1abc"}, ["ray_cluster_name", "starting with a letter"]),
         ({"namespace": "Ray"}, ["namespace", "lower-case"]),
@@ -247,11 +251,24 @@ def test_a_byte_order_mark_is_read_over(tmp_path) -> None:
         ({"kubectl_layer": "v30"}, "6 minor versions away"),
         ({"public_access_cidrs": ["0.0.0.0/0"]}, "whole internet"),
         ({"kubernetes_version": "1.37"}, "newer than this release knows"),
+        ({"region": "us-eas-1"}, "region us-eas-1 is none that this release knows, the nearest is us-east-1; correct it"),
+        ({"region": "eu-wset-1", "availability_zones": ["eu-wset-1a", "eu-wset-1b"]}, "the nearest is eu-west-1"),
+        ({"availability_zones": ["us-eat-2a", "us-eat-2b"]}, "availability_zones: region us-eat-2"),
     ],
 )
 def test_legal_but_doubtful_setting_is_a_warning(values: dict, part: str) -> None:
     (warning,) = from_mapping(values).warnings(dt.date(2026, 11, 29))
     assert part in warning
+
+
+def test_no_region_that_botocore_knows_is_a_warning() -> None:
+    session = pytest.importorskip("boto3").Session()
+    known = {r for p in session.get_available_partitions() for service in ("ec2", "eks") for r in session.get_available_regions(service, p)}
+    assert {region: nearest_region(region) for region in known} == dict.fromkeys(known)
+
+
+def test_a_region_nobody_knows_yet_is_no_error() -> None:
+    assert from_mapping({"region": "us-central-7"}).region == "us-central-7"
 
 
 def test_every_setting_is_documented_in_the_settings_page(repo) -> None:

@@ -114,6 +114,43 @@ def test_ctrl_c_during_synthesis_is_quiet_and_exit_code_130(repo: Path, tmp_path
     assert (running.returncode, out, error) == (130, "", "")
 
 
+@pytest.mark.parametrize("program", [["app.py"], ["job/train.py", "--steps", "3"]], ids=["app.py", "train.py"])
+def test_without_its_packages_it_says_in_one_line_what_to_do(repo: Path, program: list[str]) -> None:
+    # -S: this Python without its site-packages, as the system's own is.
+    done = subprocess.run([sys.executable, "-S", *program], cwd=repo, env=_environment(), capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1 and "source .venv/bin/activate" in done.stderr, done.stderr
+    lacks = "aws_cdk or eks_ray_train" if program == ["app.py"] else "ray, torch, transformers"
+    assert f"lacks {lacks}" in done.stderr
+
+
+def test_train_py_without_its_packages_still_ends_with_a_done_event_and_tells_wrong_flags_first(repo: Path) -> None:
+    for words, says in ((["--steps", "3"], "lacks ray"), (["--stepz", "3"], "did you mean --steps?")):
+        done = subprocess.run([sys.executable, "-S", "job/train.py", *words], cwd=repo, capture_output=True, text=True, check=False)
+        event = json.loads(done.stdout)
+        assert (event["event"], event["status"], event["exit_code"], done.returncode) == ("done", "failed", 2, 2)
+        assert says in event["error"]["message"] and says in done.stderr
+    help_ = subprocess.run([sys.executable, "-S", "job/train.py", "--help"], cwd=repo, capture_output=True, text=True, check=False)
+    assert help_.returncode == 0 and "--model-id" in help_.stdout
+
+
+def test_an_import_that_fails_inside_is_shown_as_it_is(repo: Path, tmp_path: Path) -> None:
+    shutil.copy(repo / "app.py", tmp_path)
+    (tmp_path / "stacks").mkdir()
+    (tmp_path / "stacks" / "__init__.py").write_text("import not_there_at_all\n")
+    done = subprocess.run([sys.executable, "app.py"], cwd=tmp_path, env=_environment(), capture_output=True, text=True, check=False)
+    assert done.returncode == 1 and "No module named 'not_there_at_all'" in done.stderr and "Traceback" in done.stderr
+
+
+def test_a_region_that_looks_mistyped_is_a_warning_of_the_synthesis(repo: Path, tmp_path: Path) -> None:
+    context = {"eks-ray-train": {"region": "us-eas-1"}}
+    environment = _environment(CDK_CONTEXT_JSON=json.dumps(context), CDK_OUTDIR=str(tmp_path))
+    done = subprocess.run([sys.executable, "app.py"], cwd=repo, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    told = "".join(path.read_text() for path in [tmp_path / "manifest.json", *tmp_path.glob("*.metadata.json")])
+    assert "aws:cdk:warning" in told and "the nearest is us-east-1" in told
+
+
 BAD = [
     ({"eks-ray-train": {"gpu_node_count": 0}}, "gpu_node_count must be at least 1, got 0"),
     ({"eks-ray-train": {"gpu_instance_type": "g6.2xlarge"}}, "g6.8xlarge"),

@@ -287,3 +287,15 @@ def test_reservations_are_targets_and_blocks_say_so_twice(matrix: dict[str, dict
         )
         assert data.get("InstanceMarketOptions") == ({"MarketType": "capacity-block"} if mode == "block" else None)
         assert node_group["Properties"]["CapacityType"] == ("CAPACITY_BLOCK" if mode == "block" else "ON_DEMAND")
+
+
+def test_a_wrong_type_is_told_with_everything_else(isolated: Isolated) -> None:
+    def build(stack: Any, cluster: Any) -> None:
+        with pytest.raises(SettingsError) as caught:
+            _group(stack, cluster, instance_type="g6.2xlarge", node_count=0, disk_size_gib=5, subnets=cluster.vpc.private_subnets[:2])
+        problems = caught.value.problems
+        assert [next(word for word in ("g6.2xlarge", "node_count", "disk_size_gib", "exactly one subnet") if word in p) for p in problems] == [
+            "g6.2xlarge", "node_count", "disk_size_gib", "exactly one subnet",
+        ]  # fmt: skip
+
+    isolated(build)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +14,7 @@ import torch
 import torch.nn.functional as F
 
 from fsdp_job import weights
+from fsdp_job.architecture import check_architecture
 from fsdp_job.config import JobConfig
 from fsdp_job.errors import ModelError
 from fsdp_job.model import CausalLMLoss, build, count_parameters, find_blocks
@@ -152,3 +156,66 @@ def test_a_wrong_model_config_is_one_clear_error(tmp_path: Path, content: str, m
 def test_a_missing_model_config_names_the_file(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"no such file.*nowhere\.json"):
         build(JobConfig(model_config=str(tmp_path / "nowhere.json")))
+
+
+NO_MODELS = {"mamba": "that sdpa supports", "rwkv": "that sdpa supports", "t5": "no causal language model", "vit": "no causal language model"}
+
+
+@pytest.mark.parametrize("kind", NO_MODELS)
+@pytest.mark.parametrize("flag", ["--model-config", "--model-id"])
+@pytest.mark.parametrize("where", ["here", "elsewhere"])
+def test_a_kind_of_model_that_cannot_be_trained_is_refused_before_anything_starts(
+    tmp_path: Path, repo: Path, kind: str, flag: str, where: str
+) -> None:
+    """By the flag check that ``train``, ``submit`` and ``bench`` make, in a moment and with what to do."""
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text(json.dumps({"model_type": kind}))
+    words = [*(["--elsewhere"] if where == "elsewhere" else []), flag, "model"]
+    code = "import sys; from fsdp_job.check import main; code = main(sys.argv[1:]); print('transformers' in sys.modules); sys.exit(code)"
+    done = subprocess.run(
+        [sys.executable, "-c", code, *words], cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(repo / "job")},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (2, "False\n")  # importing transformers takes seconds
+    assert f"{flag} model: model type '{kind}'" in done.stderr and NO_MODELS[kind] in done.stderr
+    assert "such as llama, qwen2" in done.stderr and done.stderr.count("\n") == 1
+
+
+def test_a_model_type_that_only_the_clusters_transformers_may_know_is_left_to_the_job() -> None:
+    check_architecture("--model-id x", {"model_type": "made-tomorrow"}, elsewhere=True)
+    with pytest.raises(ModelError, match="made-tomorrow"):
+        check_architecture("--model-id x", {"model_type": "made-tomorrow"})
+
+
+def test_what_the_check_reads_is_what_transformers_says_of_every_model_type() -> None:
+    """It reads transformers' files as text; a release that is laid out in another way must not make it refuse good models."""
+    import transformers
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    refused = set()
+    for kind in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+        try:
+            check_architecture("--model-id x", {"model_type": kind})
+        except ModelError:
+            refused.add(kind)
+    for kind, name in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.items():
+        if kind in refused:
+            found = getattr(transformers, name)
+            assert not found._supports_sdpa and not getattr(found, "_supports_attention_backend", False), kind
+    assert {"mamba", "rwkv", "gptj"} <= refused and not refused & set(ARCHITECTURES)
+
+
+def test_without_transformers_the_check_leaves_the_model_to_the_job(tmp_path: Path, repo: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "mamba"}')
+    done = subprocess.run(
+        [sys.executable, "-S", "-m", "fsdp_job.check", "--model-config", str(tmp_path)], cwd=repo / "job", capture_output=True, text=True,
+        check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("kind", NO_MODELS)
+def test_where_only_the_worker_can_tell_its_message_says_which_models_work(tmp_path: Path, kind: str) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": kind}))
+    with pytest.raises(ModelError, match=rf"--model-config .*'{kind}'.*such as llama, qwen2"):
+        build(JobConfig(model_config=str(tmp_path)))

@@ -1,7 +1,7 @@
 """``eks-ray-train COMMAND`` (also ``python -m eks_ray_train.cli``): finds the command's module, and is the one error boundary.
 
 A user's mistake becomes one message on stderr and the contract's exit code, never a traceback. Under ``--json`` the
-error is the one JSON document on stdout. ``EKS_RAY_TRAIN_DEBUG=1`` shows the traceback of everything.
+error is the one JSON document on stdout besides. ``EKS_RAY_TRAIN_DEBUG=1`` shows the traceback of everything before it.
 """
 
 from __future__ import annotations
@@ -147,15 +147,18 @@ def _wants_json(argv: Sequence[str]) -> bool:
 
 
 def _tell(message: str, code: int, *, as_json: bool) -> int:
+    if os.environ.get(DEBUG_VARIABLE):
+        import traceback
+
+        traceback.print_exc(file=sys.stderr)
+    print(f"{PROG}: {message}", file=sys.stderr, flush=True)
     if as_json:
         import json
 
         try:
             print(json.dumps({"error": message, "exit_code": code}), flush=True)
-            return code
-        except OSError:  # stdout itself is what failed (a full disk): tell it where it can still be read
+        except OSError:  # stdout itself is what failed (a full disk)
             to_nowhere(sys.stdout)
-    print(f"{PROG}: {message}", file=sys.stderr, flush=True)
     return code
 
 
@@ -176,7 +179,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(argv: Sequence[str] | None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     as_json = _wants_json(words)
-    debug = bool(os.environ.get(DEBUG_VARIABLE))
     try:
         if not words:
             build_parser()[0].print_help()
@@ -188,8 +190,6 @@ def _run(argv: Sequence[str] | None) -> int:
         sys.stdout.flush()  # a full disk may show only here, and is told as any other error
         return code
     except EksRayTrainError as error:
-        if debug:
-            raise
         return _tell(str(error), int(error.exit_code), as_json=as_json)
     except KeyboardInterrupt:
         return _tell("interrupted", 130, as_json=as_json)
@@ -197,8 +197,6 @@ def _run(argv: Sequence[str] | None) -> int:
         to_nowhere(sys.stdout)
         return READER_GONE
     except Exception as error:
-        if debug:
-            raise
         if isinstance(error, ModuleNotFoundError) and (error.name or "").partition(".")[0] in CLI_PACKAGES:
             text = f"this command needs the package {error.name}, which is not installed; run pip install '.[cli]' in a checkout of eks-ray-train"
             return _tell(text, int(ExitCode.USAGE), as_json=as_json)

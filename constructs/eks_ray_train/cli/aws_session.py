@@ -70,7 +70,7 @@ def home_region(session: Any, given: str | None) -> str:
     """
     home = given or os.environ.get("AWS_REGION") or session.region_name
     if not home:
-        raise UsageError("no region: set region in cdk.json's eks-ray-train block, or set AWS_REGION")
+        raise UsageError("no region is known; set region in cdk.json's eks-ray-train block, or set AWS_REGION")
     return str(home)
 
 
@@ -148,7 +148,12 @@ class aws_errors:
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError
+        from botocore.parsers import ResponseParserError
 
+        if isinstance(error, ResponseParserError):  # a proxy's page, say; botocore counts it to none of its errors
+            raise EksRayTrainError(
+                f"{explain(self._action, error)}; see whether a proxy answers in AWS's place (HTTPS_PROXY, NO_PROXY), and try again"
+            ) from None
         if not isinstance(error, ClientError | BotoCoreError):
             return
         words = type(error).__name__

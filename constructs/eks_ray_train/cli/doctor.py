@@ -25,7 +25,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def run(args: argparse.Namespace) -> int:
-    """Exit code 0; 6 where anything is wrong. Raises UsageError for wrong settings or no region."""
+    """Exit code 0; 6 where anything is wrong. Raises UsageError for wrong settings."""
     import contextlib
     import json
     from pathlib import Path
@@ -47,12 +47,12 @@ def run(args: argparse.Namespace) -> int:
         print(line(result), file=out, flush=True)
 
     with contextlib.ExitStack() as stack:
-        session, region = make_session(settings.region)
 
-        def open_objects(eks: Any) -> KubeObjects:
+        def open_objects(eks: Any, session: Any) -> KubeObjects:
             return KubeObjects(stack.enter_context(open_described(settings, eks, session)))
 
-        results = run_checks(checks(), ClusterFacts(settings, (session, region), open_objects), tell)
+        facts = ClusterFacts(settings, lambda: make_session(settings.region), open_objects)
+        results = run_checks(checks(), facts, tell)
     print(summary(results), file=out)
     bad = any(result.finding.state is State.WRONG for result in results)
     code = ExitCode.CLUSTER_NOT_READY if bad else ExitCode.OK

@@ -20,17 +20,33 @@ if TYPE_CHECKING:
 
 
 class ClusterFacts:
-    """What the checks look at, each asked for once. ``open_objects`` opens the cluster's API (closed by whoever gave it)."""
+    """What the checks look at, each asked for once. ``open_session`` gives (session, region), ``open_objects`` the API of the
+    cluster that was described (closed by whoever gave it)."""
 
     def __init__(
-        self, settings: Settings, session: tuple[Any, str], open_objects: Callable[[Any], KubeObjects]
+        self,
+        settings: Settings,
+        open_session: Callable[[], tuple[Any, str]],
+        open_objects: Callable[[Any, Any], KubeObjects],
     ) -> None:
         self.settings = settings
-        self.session, self.region = session
+        self._open_session = open_session
         self.instance = get_instance_type(
             settings.gpu_instance_type, accept_unverified_layout=settings.accept_unverified_layout
         )
         self._open_objects = open_objects
+
+    @cached_property
+    def _session_and_region(self) -> tuple[Any, str]:
+        return self._open_session()
+
+    @property
+    def session(self) -> Any:
+        return self._session_and_region[0]
+
+    @property
+    def region(self) -> str:
+        return self._session_and_region[1]
 
     @property
     def cluster_name(self) -> str:
@@ -44,7 +60,7 @@ class ClusterFacts:
 
     @cached_property
     def objects(self) -> KubeObjects:
-        return self._open_objects(self.eks)
+        return self._open_objects(self.eks, self.session)
 
     @cached_property
     def nodes(self) -> list[Node]:
@@ -66,19 +82,30 @@ class ClusterFacts:
     def warnings(self) -> list[dict[str, Any]]:
         return self.objects.warnings()
 
-    @cached_property
+    @property
     def pod_facts(self) -> list[PodFacts]:
         """Answers of every worker that runs; raises ClusterNotReadyError where none can be asked."""
+        found = self._pod_facts
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    @cached_property
+    def _pod_facts(self) -> list[PodFacts] | Exception:
+        """Kept also where it failed: each of the checks that need it would wait as long again."""
         from .doctor_pod import ask_pod
 
         running = [pod for pod in self.workers if pod.ready]
         if not running:
-            raise ClusterNotReadyError("no worker pod is ready, so nothing can be asked inside one; see to the pods first")
-        return [ask_pod(self.objects, pod) for pod in running]
+            return ClusterNotReadyError("no worker pod is ready, so nothing can be asked inside one; see to the pods first")
+        try:
+            return [ask_pod(self.objects, pod) for pod in running]
+        except Exception as error:
+            return error
 
 
 def who(facts: ClusterFacts) -> Finding:
-    """Credentials: STS knows them."""
+    """Credentials: a region and a profile to ask with, and STS knows them."""
     from .eks_access import who_is_calling
 
     return ok(who_is_calling(facts.session, name=facts.cluster_name, region=facts.region))

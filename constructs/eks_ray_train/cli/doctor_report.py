@@ -9,6 +9,8 @@ from typing import Any, Generic, TypeVar
 
 from eks_ray_train.errors import EksRayTrainError
 
+from .eks_access import OddAnswer
+
 NAME_WIDTH = 20
 Facts = TypeVar("Facts")
 
@@ -49,7 +51,8 @@ def unknown(detail: str, remedy: str = "") -> Finding:
 class Check(Generic[Facts]):
     """One check. ``needs``: checks that must not be wrong (nor unknown for that reason) before this one can say anything.
 
-    ``error_is_wrong``: an error of ours is itself the answer; else it only means that nobody could look.
+    ``error_is_wrong``: an error of ours is itself the answer; else it only means that nobody could look. An answer that cannot
+    be understood, and an error that nobody foresaw, always mean that.
     """
 
     name: str
@@ -85,7 +88,7 @@ def run_checks(checks: Sequence[Check[Facts]], facts: Facts, tell: Callable[[Res
             finding = unknown(f"cannot be looked at while {blocked[need]} is not in order")
         else:
             finding = _look(check, facts)
-            if finding.state is not State.OK:
+            if finding.state is State.WRONG:
                 blocked[check.name] = check.name
         result = Result(name=check.name, finding=finding)
         results.append(result)
@@ -98,7 +101,9 @@ def _look(check: Check[Facts], facts: Facts) -> Finding:
         return check.look(facts)
     except EksRayTrainError as error:
         detail, _, remedy = str(error).partition("; ")
-        return (wrong if check.error_is_wrong else unknown)(detail, remedy)
+        return (wrong if check.error_is_wrong and not isinstance(error, OddAnswer) else unknown)(detail, remedy)
+    except Exception as error:  # one odd answer must not keep the other checks from being made
+        return unknown(f"unexpected {type(error).__name__}: {error}")
 
 
 def line(result: Result) -> str:

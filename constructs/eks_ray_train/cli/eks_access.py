@@ -22,6 +22,17 @@ class NoAnswer(ClusterNotReadyError):
     """The cluster's API gives no answer, or says itself that it is in trouble; it may come back."""
 
 
+class OddAnswer(NoAnswer):
+    """Something answers, but not as the API would (a proxy's page of HTML, say): nothing is known of what was asked about."""
+
+    def __init__(self, what: str, error: BaseException) -> None:
+        said = " ".join(str(error).split())[:160]
+        super().__init__(
+            f"{what}: the answer is not one of that API ({type(error).__name__}: {said}); see whether a proxy answers in its "
+            "place (HTTPS_PROXY, NO_PROXY), and try again"
+        )
+
+
 @dataclass(frozen=True, kw_only=True)
 class EksCluster:
     """One cluster as the EKS API describes it. ``ca``: its certificate authority, PEM; ``public_cidrs`` empty: private only."""
@@ -76,21 +87,26 @@ def client_config() -> Any:
 def describe_cluster(session: Any, *, name: str, region: str) -> EksCluster:
     """Where the cluster is. Raises ClusterNotReadyError: no credentials, expired ones, no such cluster, not active."""
     client = session.client("eks", region_name=region, config=client_config())
-    data = _ask(lambda: client.describe_cluster(name=name)["cluster"], what="eks:DescribeCluster", name=name, region=region)
-    if data.get("status") not in ("ACTIVE", "UPDATING"):  # its API answers while EKS updates it
-        raise ClusterNotReadyError(
-            f"cluster {name} in {region} is {data.get('status')}, not ACTIVE; wait for the deploy (or the deletion) to end"
+
+    def describe() -> EksCluster:
+        data = client.describe_cluster(name=name)["cluster"]
+        if data["status"] not in ("ACTIVE", "UPDATING"):  # its API answers while EKS updates it
+            raise ClusterNotReadyError(
+                f"cluster {name} in {region} is {data['status']}, not ACTIVE; wait for the deploy (or the deletion) to end"
+            )
+        vpc = data.get("resourcesVpcConfig") or {}
+        return EksCluster(
+            name=name,
+            region=region,
+            endpoint=data["endpoint"],
+            ca=base64.b64decode(data["certificateAuthority"]["data"]),
+            public=bool(vpc.get("endpointPublicAccess")),
+            public_cidrs=tuple(vpc.get("publicAccessCidrs") or ()),
+            status=data["status"],
         )
-    vpc = data.get("resourcesVpcConfig", {})
-    return EksCluster(
-        name=name,
-        region=region,
-        endpoint=data["endpoint"],
-        ca=base64.b64decode(data["certificateAuthority"]["data"]),
-        public=bool(vpc.get("endpointPublicAccess")),
-        public_cidrs=tuple(vpc.get("publicAccessCidrs") or ()),
-        status=data["status"],
-    )
+
+    found: EksCluster = _ask(describe, what="eks:DescribeCluster", name=name, region=region)
+    return found
 
 
 def who_is_calling(session: Any, *, name: str, region: str) -> str:
@@ -102,10 +118,11 @@ def who_is_calling(session: Any, *, name: str, region: str) -> str:
 def caller_arn(session: Any, region: str) -> str:
     """Who is calling, for a message; ``unknown`` where STS does not say."""
     from botocore.exceptions import BotoCoreError, ClientError
+    from botocore.parsers import ResponseParserError
 
     try:
         return str(session.client("sts", region_name=region, config=client_config()).get_caller_identity()["Arn"])
-    except (BotoCoreError, ClientError):
+    except (BotoCoreError, ClientError, ResponseParserError, KeyError):
         return "unknown"
 
 
@@ -152,8 +169,9 @@ class TokenSource:
 
 
 def _ask(call: Callable[[], Any], *, what: str, name: str, region: str) -> Any:
-    """Make an AWS call; its errors become messages with a remedy."""
+    """Make an AWS call and read its answer; errors of both become messages with a remedy."""
     from botocore import exceptions as aws
+    from botocore.parsers import ResponseParserError
 
     login = "sign in again (aws sso login, or new AWS_ACCESS_KEY_ID and AWS_SESSION_TOKEN)"
     try:
@@ -176,5 +194,7 @@ def _ask(call: Callable[[], Any], *, what: str, name: str, region: str) -> Any:
         if code in ("AccessDeniedException", "AccessDenied"):
             raise ClusterNotReadyError(f"this identity may not call {what} ({error.response['Error'].get('Message')}); allow it in its IAM policy, or use another role") from None
         raise ClusterNotReadyError(f"{what} failed: {error}; try again, and see eks-ray-train doctor") from None
+    except (ResponseParserError, KeyError, TypeError, AttributeError) as error:
+        raise OddAnswer(what, error) from None
     except aws.BotoCoreError as error:
         raise ClusterNotReadyError(f"{what}: AWS cannot be reached ({error}); check the network, a proxy, and the region {region}") from None

@@ -18,9 +18,9 @@ from eks_ray_train.manifests.names import ACTIVE_RUN_ANNOTATION, DASHBOARD_PORT
 from eks_ray_train.settings import Settings, load_settings
 
 from .connect import Target
-from .eks_access import EksCluster, NoAnswer, TokenSource, caller_arn, describe_cluster, make_session
+from .eks_access import EksCluster, NoAnswer, OddAnswer, TokenSource, caller_arn, describe_cluster, make_session
 from .jobs_api import JobsClient, Unreachable
-from .kube_errors import Forbidden, NotThere, UnknownCaller, status_of
+from .kube_errors import Forbidden, NotThere, UnknownCaller, status_of, within
 from .kube_objects import KubeObjects
 from .node_groups import launch_problems
 from .port_forward import PortForward
@@ -28,6 +28,7 @@ from .waiting import ClusterWait
 
 ENDPOINT_VARIABLE = "EKS_RAY_TRAIN_ENDPOINT"
 TIMEOUTS = (3, 6)  # seconds to connect, to read
+FORWARD_S = 20.0  # for a forwarded connection to come about; the client does not limit it
 RAY_GROUP, RAY_VERSION, RAY_PLURAL = "ray.io", "v1", "rayclusters"
 # KubeRay's name for the key, and the variable that it gives to the pods (kuberay v1.7, ray-operator/controllers/ray/utils).
 TOKEN_KEY, TOKEN_VARIABLE = "auth_token", "RAY_AUTH_TOKEN"
@@ -99,6 +100,8 @@ class KubeCluster:
             ) from None
         except (HTTPError, OSError) as error:
             raise self._eks.unreachable(f"{type(error).__name__}: {error}"[:200]) from None
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise OddAnswer(f"the API of cluster {self._eks.name} could not {what}", error) from None
 
     def head(self) -> HeadPod:
         """The head that is ready. Raises ClusterNotReadyError that says what is missing instead."""
@@ -144,9 +147,11 @@ class KubeCluster:
         from kubernetes import client
         from kubernetes.stream import portforward
 
-        core = client.CoreV1Api(self.api())
-        forward = portforward(
-            core.connect_get_namespaced_pod_portforward, self.head().name, self.namespace, ports=str(DASHBOARD_PORT)
+        core, head = client.CoreV1Api(self.api()), self.head().name
+        forward = within(
+            FORWARD_S,
+            f"port forwarding to pod {head}",
+            lambda: portforward(core.connect_get_namespaced_pod_portforward, head, self.namespace, ports=str(DASHBOARD_PORT)),
         )
         return forward.socket(DASHBOARD_PORT)
 

@@ -1,11 +1,12 @@
-"""stdout and stderr that outlive their reader: ``eks-ray-train submit ... | head`` must not end between two steps of the work."""
+"""stdin, stdout and stderr that are always there: ``eks-ray-train submit ... | head`` must not end between two steps of the work,
+nor must ``eks-ray-train submit ... >&-``."""
 
 from __future__ import annotations
 
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any, TextIO, cast
 
 
@@ -37,16 +38,30 @@ class _Lasting:
 
 @contextmanager
 def lasting_output() -> Iterator[None]:
-    """Within it ``sys.stdout`` and ``sys.stderr`` forgive a reader that has gone; left, they are flushed and as before."""
-    before = sys.stdout, sys.stderr
-    lasting = [_Lasting(stream) for stream in before]
-    sys.stdout, sys.stderr = (cast(TextIO, stream) for stream in lasting)
-    try:
-        yield
-    finally:
-        sys.stdout, sys.stderr = before
-        for stream in lasting:
-            stream.flush()
+    """Within it ``sys.stdout`` and ``sys.stderr`` forgive a reader that has gone, and a stream that is closed is the null device;
+    left, they are flushed and as before."""
+    before = sys.stdin, sys.stdout, sys.stderr
+    with ExitStack() as opened:
+        given = [stream or opened.enter_context(_null_device(number)) for number, stream in enumerate(before)]
+        lasting = [_Lasting(stream) for stream in given[1:]]
+        sys.stdin = given[0]
+        sys.stdout, sys.stderr = (cast(TextIO, stream) for stream in lasting)
+        try:
+            yield
+        finally:
+            sys.stdin, sys.stdout, sys.stderr = before
+            for stream in lasting:
+                stream.flush()
+
+
+def _null_device(number: int) -> TextIO:
+    """In place of a standard stream that the caller closed (``>&-``; Python then has None there).
+
+    At the stream's own number: else the next file or connection would get it, and a program that is started would write there.
+    """
+    nowhere = os.open(os.devnull, os.O_RDWR)  # the lowest number that is free
+    os.set_inheritable(nowhere, nowhere == number)
+    return cast(TextIO, os.fdopen(nowhere, "r" if number == 0 else "w", encoding="utf-8"))
 
 
 def to_nowhere(stream: TextIO) -> None:
