@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
+import io
 import json
 import threading
 import time
@@ -15,6 +16,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+import pytest
 from aiohttp import WSMsgType, web
 
 from tests.kube_stub import IMAGE, POD_IMAGE_ID, StubKubernetes
@@ -29,6 +31,7 @@ class StubJob:
     message: str = ""
     node: str | None = "ab" * 28
     gone_after: float | None = None
+    last_words: bytes = b""  # what it prints when it is stopped
     body: dict[str, Any] = field(default_factory=dict)
     began: float = field(default_factory=time.monotonic)
     stopped: bool = False
@@ -44,7 +47,12 @@ class StubJob:
 
 
 class StubRay:
-    """Ray's dashboard. ``make_job`` says what a submitted job will do; ``fail`` maps a path's start to (status, text)."""
+    """Ray's dashboard. ``make_job`` says what a submitted job will do; ``fail`` maps a path's start to (status, text).
+
+    ``next_answers``: the same for the next requests only, by method and a part of the path. ``appear_after_s``: so long after
+    a submission whose answer is lost the job is known. ``ignore_stop``: a stop is taken and changes nothing.
+    ``hang``: a log route ("stream", "file") that takes requests and never sends a byte.
+    """
 
     def __init__(self, *, token: str | None = None) -> None:
         self.token = token
@@ -52,7 +60,11 @@ class StubRay:
         self.packages: dict[str, bytes] = {}
         self.make_job: Callable[[dict[str, Any]], StubJob] = lambda _: StubJob()
         self.fail: dict[str, tuple[int, str]] = {}
+        self.next_answers: dict[tuple[str, str], list[tuple[int, str]]] = {}
         self.lose_answers = 0
+        self.appear_after_s = 0.0
+        self.ignore_stop = False
+        self.hang = ""
         self.cut_logs_after: list[int] = []  # bytes after which each of the next reads of a log is reset
         self.posts = 0
         self.gpus = {"10.0.1.1": 4, "10.0.1.2": 4}
@@ -76,6 +88,10 @@ class StubRay:
             return web.Response(status=401, text="Unauthorized: Missing authentication token")
         for path, (status, text) in self.fail.items():
             if request.path.startswith(path):
+                return web.Response(status=status, text=text)
+        for (method, part), answers in self.next_answers.items():
+            if request.method == method and part in request.path and answers:
+                status, text = answers.pop(0)
                 return web.Response(status=status, text=text)
         return await handler(request)
 
@@ -101,7 +117,10 @@ class StubRay:
             return web.Response(status=400, text="Traceback …\nValueError: Job with submission_id already exists.")
         job = self.make_job(body)
         job.body = body
-        self.jobs[body["submission_id"]] = job
+        if self.lose_answers and self.appear_after_s:
+            asyncio.get_running_loop().call_later(self.appear_after_s, self.jobs.setdefault, body["submission_id"], job)
+        else:
+            self.jobs[body["submission_id"]] = job
         if self.lose_answers:
             self.lose_answers -= 1
             assert request.transport is not None
@@ -131,12 +150,16 @@ class StubRay:
     async def _stop(self, request: web.Request) -> web.Response:
         job = self._job(request)
         was_running = job.status() in ("PENDING", "RUNNING")
-        job.stopped = job.stopped or was_running
+        if not self.ignore_stop:
+            job.stopped = job.stopped or was_running
+            job.log += job.last_words
         return web.json_response({"stopped": was_running})
 
     async def _logs(self, request: web.Request) -> web.StreamResponse:
         name = request.query["filename"].removeprefix("job-driver-").removesuffix(".log")
         job = self.jobs[name]
+        if self.hang == request.match_info["media"]:
+            await asyncio.sleep(3600)
         response = web.StreamResponse()
         await response.prepare(request)
         if self.cut_logs_after:
@@ -146,8 +169,12 @@ class StubRay:
             request.transport.abort()
             return response
         await response.write(job.log)
+        sent = len(job.log)
         while request.match_info["media"] == "stream":
             await asyncio.sleep(0.05)
+            if more := job.log[sent:]:
+                await response.write(more)
+                sent += len(more)
         return response
 
 
@@ -351,3 +378,31 @@ def serve(app: web.Application) -> Iterator[int]:
         loop.call_soon_threadsafe(loop.stop)
         thread.join(10)
         loop.close()
+
+
+class Terminal(io.StringIO):
+    """Standard input of somebody who sits there."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def press_ctrl_c(monkeypatch: pytest.MonkeyPatch, answer: str | None, *, at: Callable[[], bool] = lambda: True) -> list[int]:
+    """Ctrl-C when the job's state is next asked for and ``at()`` holds, once. ``answer``: to the question that comes; None: no terminal.
+
+    Returns a list that has one item once it was pressed.
+    """
+    from eks_ray_train.cli import follow
+
+    pressed: list[int] = []
+    real = follow._Watch.poll
+
+    def poll(watch: Any, log: Any) -> Any:
+        if not pressed and at():
+            pressed.append(1)
+            raise KeyboardInterrupt
+        return real(watch, log)
+
+    monkeypatch.setattr(follow._Watch, "poll", poll)
+    monkeypatch.setattr("sys.stdin", io.StringIO() if answer is None else Terminal(answer))
+    return pressed

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,11 @@ from eks_ray_train.cli.bench_runs import Counted, prove
 from eks_ray_train.cli.jobs_api import JobInfo
 from eks_ray_train.cli.run_record import RunRecord
 from eks_ray_train.cli.runs import RunResult
+from tests.deployed_cluster import Deployed, deployed
 from tests.headless_browser import browser
-from tests.ray_stub import StubJob, StubRay, serve
+from tests.ray_stub import StubJob, StubRay, press_ctrl_c, serve
+
+__all__ = ["deployed"]  # a fixture
 
 JOB = str(Path(__file__).resolve().parents[2] / "job")
 
@@ -160,6 +164,52 @@ def test_jobs_that_fail_are_exit_code_4(ray: StubRay, url: str) -> None:
     assert main(["bench", "transport", "--address", url, "--repeat", "1"]) == 4
 
 
+def third_breaks(ray: StubRay, how: str) -> None:
+    """Two runs succeed; the third vanishes, is refused, or never ends."""
+
+    def job(_: dict[str, Any]) -> StubJob:
+        if len(ray.jobs) < 2:
+            if how == "refused" and ray.jobs:
+                ray.next_answers["POST", "/api/jobs/"] = []
+                threading.Timer(0.3, lambda: ray.next_answers["POST", "/api/jobs/"].append((400, "ValueError: no more"))).start()
+            return StubJob(log=training(0.25))
+        return StubJob(script=[(0, "RUNNING")], gone_after=0.5)
+
+    ray.make_job = job
+
+
+@pytest.mark.parametrize(("how", "code"), [("vanishes", 4), ("refused", 2)])
+def test_runs_that_were_made_are_reported_where_the_next_one_breaks_off(
+    ray: StubRay, url: str, how: str, code: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    third_breaks(ray, how)
+    assert main(["bench", "transport", "--address", url, "--repeat", "3", "--json"]) == code
+    told = capsys.readouterr()
+    assert json.loads(told.out)["exit_code"] == code
+    [path] = Path("runs").glob("*/bench.json")
+    document = json.loads(path.read_text())
+    assert [run["counts"] for run in document["runs"]] == [True, True]
+    assert document["exit_code"] == code and document["incomplete"] == json.loads(told.out)["error"]
+    assert document["transports"]["none"]["median_step_s"]["count"] == 2
+    assert str(path.parent) in told.err and "of 2 runs" in told.err
+
+
+def test_an_interrupted_benchmark_keeps_the_mark_of_the_run_that_goes_on(
+    deployed: Deployed, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    deployed.ray.make_job = lambda _: StubJob(script=[(0, "RUNNING")])
+    press_ctrl_c(monkeypatch, None)
+    assert main(["bench", "transport", "--over", "efa", "--repeat", "1"]) == 4
+    [name] = deployed.ray.jobs
+    assert deployed.cloud.annotations == {"eks-ray-train/active-run": name}
+    assert f"{name} goes on; stop it: eks-ray-train stop {name}" in capsys.readouterr().err
+
+
+def test_a_benchmarks_run_that_ended_leaves_no_mark(deployed: Deployed) -> None:
+    assert main(["bench", "transport", "--over", "efa", "--repeat", "1"]) == 3
+    assert deployed.cloud.annotations == {} and len(deployed.cloud.marks) == 2
+
+
 def test_without_nccl_the_interfaces_bytes_are_the_proof(
     ray: StubRay, url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -243,6 +293,17 @@ def result(*, events: bytes = b"", status: str = "SUCCEEDED") -> RunResult:
     for line in events.splitlines():
         record.feed(json.loads(line))
     return RunResult(submission_id="bench-1", info=JobInfo(submission_id="bench-1", status=status), record=record)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "moved", "is_told"),
+    [(("127.0.0.3", "127.0.0.4"), 10, True), (("10.0.0.1", "10.0.0.2"), 0, True), (("gpu-a", "gpu-b"), 10, False)],
+)
+def test_two_nodes_of_one_machine_are_told_why_their_interfaces_say_nothing(nodes: tuple[str, str], moved: int, is_told: bool) -> None:
+    events = lines(*({**sent(rank, moved), "node": node} for rank, node in enumerate(nodes)))
+    why_not = str(prove(result(events=events), over="none", least_bytes=10**6)[1])
+    assert "less than the 1.0 MB" in why_not
+    assert ("nodes on one machine talk over its loopback" in why_not and "two machines" in why_not) == is_told
 
 
 def test_one_node_proves_nothing() -> None:

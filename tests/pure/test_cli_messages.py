@@ -77,7 +77,8 @@ def test_the_same_under_json_is_one_document(line: str, capsys: pytest.CaptureFi
     assert main([*line.split(" "), "--json"]) == 2
     told = capsys.readouterr()
     document = json.loads(told.out)
-    assert set(document) == {"error", "exit_code"} and told.err == ""
+    assert set(document) == {"error", "exit_code"}
+    assert told.err == f"eks-ray-train: {document['error']}\n"
     assert REMEDY.search(document["error"])
 
 

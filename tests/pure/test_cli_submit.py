@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import socket
 import subprocess
 import sys
@@ -17,7 +18,10 @@ from typing import Any
 import pytest
 
 from eks_ray_train.cli import follow as follow_module
+from eks_ray_train.cli import run_report
+from eks_ray_train.cli import submit as submit_module
 from eks_ray_train.cli.__main__ import main
+from eks_ray_train.cli.jobs_api import JobsClient
 from tests.ray_stub import StubJob, StubRay, serve
 
 STEP = b'{"event": "step", "step": %d, "steps": 3, "loss": %f, "tokens_per_s": 10.0}\n'
@@ -139,6 +143,47 @@ def test_an_answer_that_got_lost_does_not_submit_twice(ray: StubRay, url: str) -
     ray.lose_answers = 1
     assert main(["submit", "--address", url, "--detach"]) == 0
     assert (len(ray.jobs), ray.posts) == (1, 1)
+
+
+def test_a_lost_answer_of_a_slow_head_is_no_refusal(ray: StubRay, url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """The second POST meets the job of the first one, which the head did not know yet when it was asked."""
+    ray.lose_answers, ray.appear_after_s = 1, 0.5
+    assert main(["submit", "--address", url, "--detach"]) == 0
+    assert (len(ray.jobs), ray.posts) == (1, 2)
+    assert "already exists" not in capsys.readouterr().err
+
+
+def test_a_refusal_after_a_lost_answer_is_believed_only_where_the_job_is_unknown(ray: StubRay, url: str) -> None:
+    ray.lose_answers, ray.appear_after_s = 1, 0.5
+    ray.next_answers["GET", "/api/jobs/run-"] = [(503, "")]
+    ray.next_answers["POST", "/api/jobs/"] = []
+    real = ray.make_job
+
+    def job(body: dict[str, Any]) -> StubJob:
+        ray.next_answers["POST", "/api/jobs/"] = [(400, "ValueError: something else")]
+        return real(body)
+
+    ray.make_job = job
+    assert main(["submit", "--address", url, "--detach"]) == 0
+    assert len(ray.jobs) == 1
+
+
+@pytest.mark.parametrize("words", [["submit", "--detach"], ["status", "nope"], ["stop", "nope"], ["logs", "nope"]])
+def test_every_command_that_is_advised_repeats_the_address(
+    ray: StubRay, url: str, words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    main([*words, "--address", url])
+    error = capsys.readouterr().err
+    advised = re.findall(r"eks-ray-train (?:logs|stop|status)[^`;\n]*", error)
+    assert len(advised) == (2 if "--detach" in words else 1), error
+    assert all(command.endswith(f" --address {url}") for command in advised), error
+
+
+def test_an_advised_command_is_quoted_for_the_shell() -> None:
+    assert JobsClient("http://h:1", typed="http://h:1/a b").command("stop", "it's") == (
+        "eks-ray-train stop 'it'\"'\"'s' --address 'http://h:1/a b'"
+    )
+    assert JobsClient("http://h:1").command("logs", "run-1", "--follow") == "eks-ray-train logs run-1 --follow"
 
 
 def test_the_jobs_status_decides_and_the_document_has_its_numbers(
@@ -266,6 +311,18 @@ def test_a_report_that_cannot_be_written_any_more_hides_nothing_of_the_run(
     assert "No space left on device" in told["report_problem"]
 
 
+@pytest.mark.parametrize(("status", "code"), [("SUCCEEDED", 1), ("FAILED", 4)])
+def test_a_fault_of_the_report_costs_neither_the_document_nor_the_jobs_exit_code(
+    ray: StubRay, url: str, status: str, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ray.make_job = lambda _: StubJob(script=[(0, status)])
+    monkeypatch.setattr(run_report, "write_report", lambda *_: 1 / 0)
+    assert main(["submit", "--address", url, "--json"]) == code
+    told = document(capsys)
+    assert (told["status"], told["exit_code"]) == (status, code)
+    assert "ZeroDivisionError" in told["report_problem"]
+
+
 # ---- what cannot be reached ----------------------------------------------------------------------------------------------
 def unreachable(kind: str) -> tuple[str, Any]:
     if kind == "refused":
@@ -320,11 +377,37 @@ def test_the_token_is_read_from_the_file_that_ray_itself_reads(
 
 @pytest.mark.parametrize(
     ("address", "says"),
-    [("ftp://x", "URL of a Ray dashboard"), ("http://", "URL of a Ray dashboard"), ("http://h:port", "wrong port")],
-)
+    [
+        ("ftp://x", "URL of a Ray dashboard"), ("http://", "URL of a Ray dashboard"), ("http://h:port", "wrong port"),
+        ("http://[::1", "URL of a Ray dashboard"), ("http://%zz", "no host that can exist"), ("http://a b", "no host that can exist"),
+    ],
+)  # fmt: skip
 def test_a_wrong_address_is_exit_code_2(address: str, says: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["status", "--address", address]) == 2
     assert says in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "says"),
+    [
+        ("RAY_AUTH_TOKEN", "t€ken", "not printable ASCII"),
+        ("RAY_AUTH_TOKEN", "line\nline", "more than one line"),
+        ("RAY_AUTH_TOKEN_PATH", b"t\xff\xfe", "is not text"),
+        ("RAY_AUTH_TOKEN_PATH", b"line\nline", "more than one line"),
+        ("RAY_AUTH_TOKEN_PATH", None, "cannot read"),
+    ],
+)
+def test_a_token_that_no_header_can_carry_is_exit_code_2_and_is_not_shown(
+    ray: StubRay, url: str, name: str, value: Any, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if name == "RAY_AUTH_TOKEN_PATH":
+        if value is not None:
+            (tmp_path / "token").write_bytes(value)
+        value = str(tmp_path / "token")
+    monkeypatch.setenv(name, value)
+    assert main(["status", "--address", url]) == 2
+    error = capsys.readouterr().err
+    assert says in error and name in error and "t€ken" not in error and "line\nline" not in error
 
 
 # ---- refusals before anything is sent ------------------------------------------------------------------------------------
@@ -409,51 +492,10 @@ def test_errors_are_one_document_under_json(url: str, capsys: pytest.CaptureFixt
     assert told["exit_code"] == 4 and "none" in told["error"]
 
 
-# ---- Ctrl-C --------------------------------------------------------------------------------------------------------------
-class Terminal(io.StringIO):
-    """Standard input of somebody who sits there."""
-
-    def isatty(self) -> bool:
-        return True
-
-
-def press_ctrl_c(monkeypatch: pytest.MonkeyPatch, answer: str) -> None:
-    """The first follow is interrupted, and the question that comes is answered."""
-    from eks_ray_train.cli import runs
-
-    real, calls = runs.follow, []
-
-    def follow(*args: Any, **kwargs: Any) -> Any:
-        calls.append(1)
-        if len(calls) == 1:
-            raise KeyboardInterrupt
-        return real(*args, **kwargs)
-
-    monkeypatch.setattr(runs, "follow", follow)
-    monkeypatch.setattr("sys.stdin", Terminal(answer))
-
-
-@pytest.mark.parametrize("answer", ["d\n", "\n", "", "what?\n"])
-def test_ctrl_c_on_a_terminal_asks_and_anything_but_stop_lets_the_job_go_on(
-    ray: StubRay, url: str, answer: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    ray.make_job = lambda _: StubJob(script=[(0, "RUNNING")])
-    press_ctrl_c(monkeypatch, answer)
-    assert main(["submit", "--address", url, "--json"]) == 0
-    told = capsys.readouterr()
-    assert json.loads(told.out)["detached"] is True  # nothing else on stdout
-    assert "[d]etach and let it go on, or [s]top it?" in told.err
-    assert "detached from run-" in told.err and "eks-ray-train stop run-" in told.err
+def test_the_example_for_another_cluster_trains_a_small_model(ray: StubRay, url: str, repo: Path) -> None:
+    """Whoever copies it must not download 1.5 billion parameters."""
+    [example] = [line.split() for line in submit_module.EXAMPLES.splitlines() if "--address" in line]
+    words = example[example.index("--") + 1 :]
+    assert main(["submit", "--address", url, "--job-dir", str(repo / "job"), "--detach", "--", *words]) == 0
     [job] = ray.jobs.values()
-    assert not job.stopped
-
-
-def test_ctrl_c_and_stop_ends_the_job_with_exit_code_4(
-    ray: StubRay, url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    ray.make_job = lambda _: StubJob(script=[(0, "RUNNING")])
-    press_ctrl_c(monkeypatch, "s\n")
-    assert main(["submit", "--address", url]) == 4
-    [job] = ray.jobs.values()
-    assert job.stopped
-    assert "STOPPED" in capsys.readouterr().err
+    assert "--model-config configs/qwen2-tiny.json --tokenizer bytes" in job.body["entrypoint"]

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
 import os
+import re
+import select
 import signal
 import subprocess
 import sys
+import termios
 import time
 from pathlib import Path
 
 import pytest
+
+from eks_ray_train.cli.processes import descendants
 
 pytest.importorskip("ray")
 
@@ -48,6 +55,40 @@ def test_a_local_cluster_leaves_no_process_behind(sent: signal.Signals, code: in
         time.sleep(0.5)
     assert alive(told["processes"]) == []
     assert sent is signal.SIGKILL or not Path(told["folder"]).exists()
+
+
+def test_ctrl_c_on_a_terminal_ends_run_and_cluster_with_130(repo: Path, tmp_path: Path) -> None:
+    (tmp_path / "text").mkdir()
+    (tmp_path / "text" / "a.txt").write_text("some text of one's own\n" * 4000)
+    mine, theirs = os.openpty()
+    termios.tcsetwinsize(theirs, (24, 120))  # else the bar has no room
+    give_up = time.monotonic() + 300
+    process = subprocess.Popen(
+        [sys.executable, "-m", "eks_ray_train.cli", "train", "--steps", "100000", "--dataset", "./text", "--job-dir", str(repo / "job"), "--out", "out"],
+        cwd=tmp_path, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True, env={**os.environ, "HF_HUB_OFFLINE": "1"},
+        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),  # so that ^C becomes a signal, as in a user's terminal
+    )  # fmt: skip
+    os.close(theirs)
+    shown = b""
+    family: list[int] = []
+    try:
+        with contextlib.suppress(OSError):  # Linux' end of file: the last process has closed the terminal
+            while time.monotonic() < give_up:
+                if not select.select([mine], [], [], 1)[0]:
+                    continue
+                shown += os.read(mine, 65536)
+                if not family and re.search(rb"loss \d", shown):
+                    family = descendants([process.pid])
+                    os.write(mine, b"\x03")
+        code = process.wait(60)
+    finally:
+        process.kill()
+        os.close(mine)
+    said = shown.decode("utf-8", "replace")
+    assert code == 130, said[-4000:]
+    assert "stopping demo-" in said and "interrupted" in said, said[-4000:]
+    assert "detach" not in said and "goes on" not in said and "Traceback" not in said, said[-4000:]
+    assert len(family) > 5 and alive(family) == []
 
 
 # CI runs `make demo` itself (.ci/run), with fewer steps.

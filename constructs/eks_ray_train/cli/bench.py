@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from .bench_runs import Counted, Over
     from .connect import Target
 
+    # What was found, the runs, and the error that kept the rest from being measured.
+    Measured = tuple[dict[str, Any], list[Counted], BaseException | None]
+
 JOB_ARGUMENTS = "after-dashes"
 DEFAULT_STEPS = 30
 WARM_UP_STEPS = 5
@@ -96,7 +99,9 @@ def run(args: argparse.Namespace) -> int:
             (["efa", "tcp"] if transport else ["efa"]) if has_efa else ["none"]
         )
         measure = _transport if transport else _nccl
-        document, runs = measure(args, target, over, package)
+        document, runs, problem = measure(args, target, over, package)
+    if problem is not None and not runs:
+        raise problem
     document = {
         "benchmark": args.bench,
         **target.to_json(),
@@ -104,9 +109,14 @@ def run(args: argparse.Namespace) -> int:
         "runs": [run.to_json() for run in runs],
         "exit_code": _exit_code(over, runs),
     }
+    if problem is not None:
+        document["incomplete"] = str(problem) or "interrupted"
+        document["exit_code"] = int(getattr(problem, "exit_code", 130 if isinstance(problem, KeyboardInterrupt) else 1))
     name = new_submission_id(f"bench-{args.bench}")
     document["report"] = str(write_bench(args.report_dir / name, document, runs))
-    print(f"report: {document['report']}", file=sys.stderr)
+    print(f"report: {document['report']}" + (f" (of {len(runs)} runs; the next one broke off)" if problem else ""), file=sys.stderr)
+    if problem is not None:
+        raise problem  # its own message and exit code, and under --json the one document
     if args.json:
         print(json.dumps(document))
     return int(document["exit_code"])
@@ -141,9 +151,9 @@ def _tell(run: Counted, figure: str) -> None:
 
 def _transport(
     args: argparse.Namespace, target: Target, over: list[Over], package: Any
-) -> tuple[dict[str, Any], list[Counted]]:
-    from .bench_figures import order, spread
-    from .bench_runs import run_counted
+) -> Measured:
+    from .bench_figures import spread
+    from .bench_runs import run_all, run_counted
     from .run_figures import figures
     from .runs import RunRequest, flag_value
 
@@ -152,13 +162,15 @@ def _transport(
         job_args.append(f"--steps={DEFAULT_STEPS}")
     if flag_value(job_args, "--warmup_steps") is None:
         job_args.append(f"--warmup_steps={WARM_UP_STEPS}")
-    runs: list[Counted] = []
-    for repeat, kind in order(over, args.repeat):
+
+    def one(kind: Over, repeat: int) -> Counted:
         request = RunRequest(job_args=job_args, package=package, expect=kind, timeout_s=args.timeout)
         done = run_counted(target, request, over=kind, repeat=repeat)
-        runs.append(done)
         middle = figures(done.record, usd=None)["median_step_s"]
         _tell(done, f"median step {middle:.4f} s" if middle is not None else "no step time")
+        return done
+
+    runs, problem = run_all(over, args.repeat, one)
     found = {}
     for kind in over:
         each = [figures(run.record, usd=None) for run in runs if run.over == kind and run.counts]
@@ -179,20 +191,20 @@ def _transport(
             )
     if ratio:
         print(f"a step over {over[1]} takes {ratio:.2f} times as long as over {over[0]}", file=sys.stderr)
-    return {"job_args": job_args, "transports": found, "ratio": ratio}, runs
+    return {"job_args": job_args, "transports": found, "ratio": ratio}, runs, problem
 
 
 def _nccl(
     args: argparse.Namespace, target: Target, over: list[Over], package: Any
-) -> tuple[dict[str, Any], list[Counted]]:
-    from .bench_figures import bandwidths, exchanged_bytes, order
-    from .bench_runs import prove, run_counted
+) -> Measured:
+    from .bench_figures import bandwidths, exchanged_bytes
+    from .bench_runs import prove, run_all, run_counted
     from .runs import RunRequest
     from .svg_chart import size_text
 
     line = target.instance.network_gbps if target.instance else None
-    runs: list[Counted] = []
-    for repeat, kind in order(over, args.repeat):
+
+    def one(kind: Over, repeat: int) -> Counted:
         request = RunRequest(
             job_args=args.job_args, package=package, script=NCCL_SCRIPT, expect=kind, timeout_s=args.timeout
         )
@@ -200,8 +212,10 @@ def _nccl(
         # How much must have crossed is only known once the sizes are.
         proof, why_not = prove(done.result, over=done.over, least_bytes=exchanged_bytes(done.record.bandwidth))
         done = type(done)(over=done.over, repeat=repeat, result=done.result, proof=proof, why_not=why_not)
-        runs.append(done)
         _tell(done, f"{len(done.record.bandwidth)} message sizes")
+        return done
+
+    runs, problem = run_all(over, args.repeat, one)
     found = {}
     for kind in over:
         events: dict[int, dict[str, Any]] = {}
@@ -218,4 +232,4 @@ def _nccl(
                 f"({bus['low']:.3f} to {bus['high']:.3f}){share}",
                 file=sys.stderr if args.json else sys.stdout,
             )  # fmt: skip
-    return {"line_rate_gb_s": line / 8 if line else None, "bandwidth": found}, runs
+    return {"line_rate_gb_s": line / 8 if line else None, "bandwidth": found}, runs, problem

@@ -6,6 +6,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
+LEAST_S = 1e-12  # an operation that is said to take less was not measured
 Kind = TypeVar("Kind", bound=str)
 
 
@@ -32,7 +33,7 @@ def bandwidths(events: Sequence[Mapping[str, Any]], *, line_gbps: float | None) 
     """One row a message size: seconds, algorithm and bus bandwidth, share of the node's line rate (Gbit/s; None: not known)."""
     rows = []
     for event in sorted(events, key=lambda e: e["bytes"]):
-        seconds = [s for s in event["seconds"] if s and s > 0]
+        seconds = [s for s in event["seconds"] if s and s > LEAST_S]
         factor, size = bus_factor(event["world_size"]), event["bytes"]
         bus = spread([size / s * factor / 1e9 for s in seconds])
         line = line_gbps / 8 if line_gbps else None

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from eks_ray_train.errors import UsageError
 
 from . import page_style as style
+from .events import plain
 from .run_figures import curve
 from .svg_chart import line_chart, size_text
 
@@ -22,8 +23,8 @@ def write_bench(folder: Path, document: dict[str, Any], runs: list[Counted]) -> 
     path = folder / "bench.html"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / "bench.json").write_text(json.dumps(document, indent=1), encoding="utf-8")
-        path.write_text(render(document, runs), encoding="utf-8")
+        (folder / "bench.json").write_text(json.dumps(plain(document), indent=1, allow_nan=False), encoding="utf-8")
+        path.write_text(render(document, runs), encoding="utf-8", errors="replace")
     except OSError as error:
         raise UsageError(
             f"cannot write the report to {folder}: {error.strerror or error}; choose another --report-dir"

@@ -70,7 +70,7 @@ def token_of_environment(environ: dict[str, str] | None = None) -> str | None:
     """Ray's token by Ray's own variables: RAY_AUTH_TOKEN, RAY_AUTH_TOKEN_PATH, and ~/.ray/auth_token in token mode."""
     env = os.environ if environ is None else environ
     if token := env.get("RAY_AUTH_TOKEN"):
-        return token.strip()
+        return _fit_for_a_header(token, "RAY_AUTH_TOKEN")
     path = env.get("RAY_AUTH_TOKEN_PATH")
     if path is None and env.get("RAY_AUTH_MODE") == "token":
         path = str(Path.home() / ".ray" / "auth_token")
@@ -79,9 +79,20 @@ def token_of_environment(environ: dict[str, str] | None = None) -> str | None:
     if path is None:
         return None
     try:
-        return Path(path).read_text(encoding="utf-8").strip()
+        return _fit_for_a_header(Path(path).read_text(encoding="utf-8"), f"RAY_AUTH_TOKEN_PATH: {path}")
     except OSError as error:
         raise UsageError(f"RAY_AUTH_TOKEN_PATH: cannot read {path} ({error.strerror}); write Ray's token there") from None
+    except UnicodeDecodeError:
+        raise UsageError(f"RAY_AUTH_TOKEN_PATH: {path} is not text; write Ray's token there, and nothing else") from None
+
+
+def _fit_for_a_header(text: str, source: str) -> str:
+    """The token without the white space around it. Raises UsageError, which does not show it, where no HTTP header can carry it."""
+    token = text.strip()
+    if not (token.isascii() and token.isprintable()):
+        what = "more than one line" if "\n" in token or "\r" in token else "a character that is not printable ASCII"
+        raise UsageError(f"{source} has {what}, and a token is one word of ASCII; set it to Ray's token alone")
+    return token
 
 
 @contextlib.contextmanager
@@ -101,7 +112,7 @@ def connect(
         return
     from .jobs_api import JobsClient
 
-    client = JobsClient(address, token=token or token_of_environment())
+    client = JobsClient(address, token=token or token_of_environment(), typed=address)
     try:
         yield Target(client=client, name=client.address, ray_version=client.version())
     finally:

@@ -9,7 +9,7 @@ from typing import Any
 from .events import Line
 
 # Ray Train names each worker once (ray/train/v2/_internal/execution/worker_group/worker_group.py, Ray 2.58).
-_WORKER = re.compile(r"\(ip=(?P<ip>[\w.:]+), pid=(?P<pid>\d+)\) world_rank=(?P<rank>\d+)")
+_WORKER = re.compile(r"\(ip=(?P<ip>[\w.:]+), pid=(?P<pid>\d{1,10})\) world_rank=(?P<rank>\d{1,10})")
 _RAISED = re.compile(r"^(?P<type>(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Exit|Warning|Stop|Failure)\w*)(?:: (?P<text>.*))?$")
 # What the others say when one rank has gone: they lost touch with it.
 ECHO = re.compile(

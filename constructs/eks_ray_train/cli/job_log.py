@@ -22,7 +22,11 @@ from .jobs_api import JobInfo, JobsClient, Unreachable
 CHUNK = 64 * 1024
 QUEUE_CHUNKS = 64  # at most 4 MiB wait for a slow reader
 MAX_LINE = 8 * 1024**2  # a longer line is handed on in pieces
-READ_TIMEOUT_S = 900.0  # a quiet job is normal; a dead connection is noticed by the status polls
+# A quiet job is normal; a dead connection is noticed by the status polls. Also the wait for the answer's head is this long:
+# Ray sends it with the log's first byte, and goes on reading for a client that has given up (its HTTP server does not cancel),
+# so that asking again every few seconds would pile up readers of a silent job on the head.
+READ_TIMEOUT_S = 900.0
+LEAVE_AFTER_S = 2.0  # a reader that neither ends nor brings anything any more, once the job is over
 
 
 class LineSplitter:
@@ -69,6 +73,7 @@ class JobLog:
         self._retry = threading.Event()
         self._response: BaseHTTPResponse | None = None
         self._received = 0
+        self._left = False
         self._thread = threading.Thread(target=self._read, name=f"log of {job_id}", daemon=True)
         self.reconnects = 0
 
@@ -106,13 +111,20 @@ class JobLog:
     def finish(self, info: JobInfo, *, within_s: float = 60) -> Iterator[bytes]:
         """All that is left of an ended job's log. Raises Unreachable where it cannot be read to its end in ``within_s``."""
         self._stop.set()
+        leave_at = time.monotonic() + LEAVE_AFTER_S
         while self._thread.is_alive() or not self._queue.empty():
             self._wake()
             try:
                 chunk = self._queue.get(timeout=0.05)
             except queue.Empty:
+                # It waits for an answer that may never come (the head of one cannot be woken). Told to stop, it hands on and
+                # counts nothing more, so that it can be left behind.
+                if self._left or time.monotonic() > leave_at:
+                    self._left = True
+                    break
                 continue
             yield from self._splitter.feed(chunk)
+            leave_at = time.monotonic() + LEAVE_AFTER_S
         if info.driver_node_id:  # a job that never started has no log
             for chunk in self.chunks(info, within_s=within_s):
                 yield from self._splitter.feed(chunk)
@@ -129,7 +141,9 @@ class JobLog:
             try:
                 response = self._client.open_log(info, follow=False, read_timeout_s=60)
                 try:
-                    yield from self._skip(response)
+                    for chunk in self._skip(response):
+                        self._received += len(chunk)
+                        yield chunk
                     return
                 finally:
                     response.close()
@@ -137,7 +151,7 @@ class JobLog:
                 if self._received > had:
                     give_up = time.monotonic() + within_s
                 if time.monotonic() > give_up:
-                    raise Unreachable(f"the end of the log of job {self._job_id} cannot be read: {error}; try again: eks-ray-train logs {self._job_id}") from error
+                    raise Unreachable(f"the end of the log of job {self._job_id} cannot be read: {error}; try again: {self._client.command('logs', self._job_id)}") from error
                 time.sleep(1.0)
 
     # ---- the reader's thread ---------------------------------------------------------------------------------------
@@ -170,22 +184,21 @@ class JobLog:
             while not self._stop.is_set():
                 try:
                     self._queue.put(chunk, timeout=0.5)
+                    self._received += len(chunk)  # what is not handed on does not count: finish() reads it again
                     break
                 except queue.Full:
                     continue
             else:
-                self._received -= len(chunk)  # not handed on: finish() reads it again
                 return
 
     def _skip(self, response: BaseHTTPResponse) -> Iterator[bytes]:
-        """Chunks of the log behind what was received before; counts them as received."""
+        """Chunks of the log behind what was received before."""
         ahead = self._received
         while chunk := response.read1(CHUNK):
             if ahead >= len(chunk):
                 ahead -= len(chunk)
                 continue
             chunk, ahead = chunk[ahead:], 0
-            self._received += len(chunk)
             yield chunk
 
     def _wake(self) -> None:
@@ -199,4 +212,5 @@ class JobLog:
     def _stop_reader(self) -> None:
         self._stop.set()
         self._wake()
-        self._thread.join(timeout=5)
+        if not self._left:
+            self._thread.join(timeout=5)

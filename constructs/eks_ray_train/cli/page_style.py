@@ -91,7 +91,7 @@ def shown(value: Any) -> str:
 
 def duration(seconds: float | None) -> str:
     """``1:02:03``, or ``12.3 s`` below a minute."""
-    if seconds is None:
+    if seconds is None or not math.isfinite(seconds):
         return "–"
     if seconds < 60:
         return f"{seconds:.1f} s"

@@ -8,20 +8,14 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
+from .events import number
 from .run_record import RunRecord
 from .svg_chart import Mark
 
+__all__ = ["bars", "clock", "curve", "figures", "marks", "number", "time_line", "times_of_steps", "versions", "warm"]
+
 BARS = 60
 PARTS = ("compute and communication", "waiting for data", "stopped for a checkpoint")
-
-
-def number(value: Any) -> float | None:
-    """A finite number, or None."""
-    return (
-        float(value)
-        if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-        else None
-    )
 
 
 def curve(record: RunRecord, name: str) -> list[tuple[float, float]]:
@@ -44,7 +38,7 @@ def figures(record: RunRecord, *, usd: float | None) -> dict[str, Any]:
     waits = [number(s.get("data_wait_s")) or 0.0 for s in steps]
     blocked = sum(number(c.get("blocking_seconds")) or 0.0 for c in record.checkpoints)
     tokens = number(record.last.get("tokens"))
-    return {
+    found = {
         "mean_step_s": statistics.fmean(times) if times else None,
         "median_step_s": statistics.median(times) if times else None,
         "p90_step_s": statistics.quantiles(times, n=10)[8] if len(times) > 1 else (times[0] if times else None),
@@ -56,7 +50,11 @@ def figures(record: RunRecord, *, usd: float | None) -> dict[str, Any]:
             (value for s in record.steps if (value := number(s.get("peak_memory_gib"))) is not None), default=None
         ),
         "usd_per_million_tokens": usd / tokens * 1e6 if usd is not None and tokens else None,
-        "lost_steps": sum(int(r.get("lost_steps") or 0) for r in record.restarts),
+    }
+    # A mean of two numbers near the largest one is none.
+    return {
+        **{name: number(value) for name, value in found.items()},
+        "lost_steps": sum(r.get("lost_steps", 0) for r in record.restarts),
     }
 
 

@@ -1,10 +1,15 @@
-"""What a run told about itself in its event lines: kept for the report, the progress line and the final document."""
+"""What a run told about itself in its event lines: kept for the report, the progress line and the final document.
+
+What a field holds is looked at here, once: a value of a wrong kind is as good as absent (None).
+"""
 
 from __future__ import annotations
 
 import re
 import time
 from typing import Any
+
+from .events import number, whole
 
 MAX_STEPS = 20_000  # points kept of a curve; beyond, every second one goes
 MAX_EVENTS = 5_000  # of every other kind
@@ -17,6 +22,9 @@ _VERSIONS = {
     "libfabric": re.compile(r"Libfabric version (\d[\w.+-]*)", re.IGNORECASE),
 }
 MAX_NODES = 2_000
+_COUNTS = ("step", "steps", "nodes", "world_size", "iterations")
+_TIMES = ("step_s", "data_wait_s", "blocking_seconds")
+LONGEST_S = 1e12  # no step takes 30,000 years, and none less than no time: sums of what is left are finite and go forward
 
 
 class RunRecord:
@@ -36,32 +44,32 @@ class RunRecord:
 
     def feed(self, event: dict[str, Any]) -> bool:
         """Take one event in; False for one that was told before."""
-        kind = event["event"]
+        kind, told = event["event"], _told(event)
         if kind == "step":
-            return self._step(event)
+            return self._step(told)
         if kind == "config":
-            self.config = self.config or event
+            self.config = self.config or told
         elif kind == "done":
-            self.done = event
+            self.done = told
         elif kind == "restart":
-            self._restart(event)
+            self._restart(told)
         elif kind == "transport":
-            self._transport(event)
-        elif kind == "bandwidth" and len(self.bandwidth) < MAX_EVENTS:
-            self.bandwidth.append(_plain(event))
+            self._transport(told)
+        elif kind == "bandwidth" and len(self.bandwidth) < MAX_EVENTS and _is_measured(told):
+            self.bandwidth.append(told)
         elif kind == "checkpoint" and len(self.checkpoints) < MAX_EVENTS:
-            self.checkpoints.append(_plain(event))
+            self.checkpoints.append(told)
         return True
 
     def _step(self, event: dict[str, Any]) -> bool:
         step = event.get("step")
-        if not isinstance(step, int) or (self.last and step <= self.last["step"]):
+        if step is None or (self.last and step <= self.last["step"]):
             return False
         if self.first_step_at is None:
             self.first_step_at = time.monotonic()
         self.last = event
         if step % self._stride == 0:
-            self.steps.append(_plain(event))
+            self.steps.append(event)
             if len(self.steps) > MAX_STEPS:
                 self._stride *= 2
                 self.steps = [kept for kept in self.steps if kept["step"] % self._stride == 0]
@@ -69,9 +77,12 @@ class RunRecord:
 
     def _restart(self, event: dict[str, Any]) -> None:
         resumed = event.get("step")
-        back = bool(self.last) and isinstance(resumed, int) and resumed < self.last["step"]
+        event.pop("lost_steps", None)  # counted here, whatever the job says
+        back = resumed is not None and bool(self.last) and resumed < self.last["step"]
+        if back:
+            event["lost_steps"] = self.last["step"] - resumed
         if len(self.restarts) < MAX_EVENTS:
-            self.restarts.append({**_plain(event), **({"lost_steps": self.last["step"] - resumed} if back else {})})
+            self.restarts.append(event)
         if back:
             self.steps = [kept for kept in self.steps if kept["step"] <= resumed]
             self.last = self.steps[-1] if self.steps else {}
@@ -82,55 +93,75 @@ class RunRecord:
         if node not in self.transports and len(self.transports) >= MAX_NODES:
             return
         entry = self.transports.setdefault(node, {"ranks": [], "versions": {}, "interfaces": {}, "efa": None})
-        if event.get("rank") not in entry["ranks"]:
-            entry["ranks"].append(event.get("rank"))
-        text = "\n".join(line for line in event.get("nccl_lines") or [] if isinstance(line, str))
+        rank, lines, moved_by = whole(event.get("rank")), event.get("nccl_lines"), event.get("interface_bytes")
+        if rank is not None and rank not in entry["ranks"]:
+            entry["ranks"].append(rank)
+        text = "\n".join(line for line in lines if isinstance(line, str)) if isinstance(lines, list) else ""
         for name, pattern in _VERSIONS.items():
             if found := pattern.search(text):
                 entry["versions"].setdefault(name, found[1])
-        for name, moved in (event.get("interface_bytes") or {}).items():
-            if isinstance(moved, dict) and isinstance(moved.get("sent"), int):
-                entry["interfaces"][name] = max(entry["interfaces"].get(name, 0), moved["sent"])
+        for name, moved in (moved_by if isinstance(moved_by, dict) else {}).items():
+            if isinstance(moved, dict) and (sent := whole(moved.get("sent"))) is not None:
+                entry["interfaces"][name] = max(entry["interfaces"].get(name, 0), sent)
         fabric = event.get("fi_info")
-        if isinstance(fabric, dict) and fabric.get("domains"):
-            entry["efa"] = ", ".join(map(str, fabric["domains"]))
+        domains = fabric.get("domains") if isinstance(fabric, dict) else None
+        if isinstance(domains, list) and domains:
+            entry["efa"] = ", ".join(map(str, domains))
 
     @property
     def total_steps(self) -> int | None:
         """Steps that the whole run will make, where the job said so."""
-        total = self.last.get("steps") or self.config.get("steps")
-        return total if isinstance(total, int) else None
+        total = whole(self.last.get("steps")) or whole(self.config.get("steps"))
+        return total if total and total >= self.last.get("step", 0) else None
 
     @property
     def steps_done(self) -> int:
         """The highest step reached."""
-        return int(self.done.get("steps") or self.last.get("step") or 0)
+        return whole(self.done.get("steps")) or whole(self.last.get("step")) or 0
 
     @property
     def final_loss(self) -> float | None:
         """Loss of the last step that was told."""
-        value = self.done.get("final_loss")
-        return value if isinstance(value, int | float) else self.last.get("loss")
+        value = number(self.done.get("final_loss"))
+        return value if value is not None else number(self.last.get("loss"))
 
     def eta_s(self) -> float | None:
         """Seconds until the last step, from the time of the latest one; None while unknown."""
-        total, step_s = self.total_steps, self.last.get("step_s")
-        if total is None or not isinstance(step_s, int | float):
+        total, step_s = self.total_steps, number(self.last.get("step_s"))
+        if total is None or step_s is None:
             return None
-        return max(0.0, (total - self.last["step"]) * step_s)
+        return number(max(0.0, (total - self.last.get("step", 0)) * step_s))
 
     def to_json(self) -> dict[str, Any]:
         """For the report."""
         return {
-            "config": _plain(self.config),
+            "config": self.config,
             "steps": self.steps,
             "checkpoints": self.checkpoints,
             "restarts": self.restarts,
             "transports": self.transports,
             "bandwidth": self.bandwidth,
-            "done": _plain(self.done),
+            "done": self.done,
         }
 
 
-def _plain(event: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in event.items() if key != "event"}
+def _told(event: dict[str, Any]) -> dict[str, Any]:
+    """A copy of the event's fields, in which counts are counts and times are times, or None."""
+    told = {key: value for key, value in event.items() if key != "event"}
+    for name in told.keys() & set(_COUNTS):
+        told[name] = whole(told[name])
+    for name in told.keys() & set(_TIMES):
+        if (seconds := number(told[name])) is None or not 0 <= seconds <= LONGEST_S:
+            told[name] = None
+    return told
+
+
+def _is_measured(told: dict[str, Any]) -> bool:
+    """Whether a ``bandwidth`` event has what the benchmark reckons with."""
+    seconds = told.get("seconds")
+    return (
+        bool(whole(told.get("bytes")) and told.get("world_size"))
+        and told.get("iterations") is not None
+        and isinstance(seconds, list)
+        and all(value is None or number(value) is not None for value in seconds)
+    )

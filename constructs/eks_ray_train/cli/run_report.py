@@ -10,6 +10,7 @@ from typing import Any
 from eks_ray_train.errors import UsageError
 
 from . import page_style as style
+from .events import plain
 from .run_figures import PARTS, bars, curve, figures, marks, number, time_line, versions
 from .run_record import RunRecord
 from .svg_chart import line_chart, nice_ticks, stacked_bars
@@ -40,8 +41,8 @@ def write_reports(folder: Path, document: dict[str, Any], runs: Runs, *, title: 
     path = folder / "report.html"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / "report.json").write_text(json.dumps(full, indent=1), encoding="utf-8")
-        path.write_text(render(title, full, runs, derived), encoding="utf-8")
+        (folder / "report.json").write_text(json.dumps(plain(full), indent=1, allow_nan=False), encoding="utf-8")
+        path.write_text(render(title, full, runs, derived), encoding="utf-8", errors="replace")
     except OSError as error:
         raise UsageError(
             f"cannot write the report to {folder}: {error.strerror or error}; choose another folder (--report-dir, --out)"

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Protocol, TextIO
 
-from .events import parse_event, split_line
+from .events import number, parse_event, split_line
 from .failure import FailureFinder
 from .run_record import RunRecord
 from .streams import to_nowhere
@@ -149,18 +149,14 @@ def _duration(seconds: float) -> str:
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
 
 
-def _number(value: Any) -> float | None:
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
-
-
 def figures(event: dict[str, Any], *, usd: float | None = None) -> list[str]:
     """Loss, tokens/s, MFU and price of a step, those that are known."""
     out = []
-    if (loss := _number(event.get("loss"))) is not None:
+    if (loss := number(event.get("loss"))) is not None:
         out.append(f"loss {loss:.4f}")
-    if (rate := _number(event.get("tokens_per_s"))) is not None:
+    if (rate := number(event.get("tokens_per_s"))) is not None:
         out.append(f"{rate:,.0f} tokens/s")
-    if (mfu := _number(event.get("mfu"))) is not None:
+    if (mfu := number(event.get("mfu"))) is not None:
         out.append(f"MFU {100 * mfu:.1f} %")
     if usd is not None:
         out.append(f"${usd:.2f}")
@@ -170,7 +166,7 @@ def figures(event: dict[str, Any], *, usd: float | None = None) -> list[str]:
 def step_line(event: dict[str, Any], *, total: int | None, eta_s: float | None, usd: float | None) -> str:
     """``step 10/300  loss 3.2140  1,234 tokens/s  ETA 2:10``"""
     parts = [f"step {event['step']}" + (f"/{total}" if total else ""), *figures(event, usd=usd)]
-    if (value := _number(event.get("eval_loss"))) is not None:
+    if (value := number(event.get("eval_loss"))) is not None:
         parts.insert(2, f"held-out loss {value:.4f}")
     if eta_s:
         parts.append(f"ETA {_duration(eta_s)}")
@@ -180,12 +176,12 @@ def step_line(event: dict[str, Any], *, total: int | None, eta_s: float | None, 
 def config_line(event: dict[str, Any]) -> str:
     """What the job is about to train."""
     parts = []
-    if (parameters := _number(event.get("parameters"))) is not None:
+    if (parameters := number(event.get("parameters"))) is not None:
         parts.append(f"{parameters / 1e9:.2f} B parameters" if parameters >= 1e9 else f"{parameters / 1e6:.2f} M parameters")
     if event.get("world_size"):
         parts.append(f"{event['world_size']} ranks on {event.get('nodes', '?')} nodes ({event.get('device')}, {event.get('backend')})")
     parts += [f"{name} {event[name]}" for name in ("sharding", "precision") if event.get(name)]
-    if (tokens := _number(event.get("tokens_per_step"))) is not None:
+    if (tokens := number(event.get("tokens_per_step"))) is not None:
         parts.append(f"{tokens:,.0f} tokens a step")
     return "training: " + ", ".join(parts)
 
@@ -194,7 +190,7 @@ def checkpoint_line(event: dict[str, Any]) -> str:
     """One checkpoint, or why there is none."""
     if event.get("error"):
         return f"checkpoint at step {event.get('step')} failed: {event['error']}"
-    size, seconds = _number(event.get("bytes")), _number(event.get("seconds"))
+    size, seconds = number(event.get("bytes")), number(event.get("seconds"))
     about = ", ".join(
         part for part in (f"{size / 1024**2:.1f} MiB" if size else "", f"{seconds:.1f} s" if seconds is not None else "") if part
     )
@@ -209,7 +205,7 @@ def restart_line(event: dict[str, Any]) -> str:
 
 def done_line(event: dict[str, Any]) -> str:
     """How the job itself says that it ended."""
-    loss, wall = _number(event.get("final_loss")), _number(event.get("wall_s"))
+    loss, wall = number(event.get("final_loss")), number(event.get("wall_s"))
     return (
         f"job: {event.get('status')} after {event.get('steps')} steps"
         + (f", final loss {loss:.4f}" if loss is not None else "")

@@ -6,18 +6,17 @@ import math
 import secrets
 import shlex
 import sys
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TextIO
 
-from eks_ray_train.errors import EksRayTrainError, ExitCode, UsageError
+from eks_ray_train.errors import ExitCode, UsageError
 from eks_ray_train.gate import ExpectedFabric, RunJudge, Verdict
 
 from .connect import Target
-from .follow import Followed, follow
+from .follow import Followed, Interrupted, follow
 from .jobs_api import JobInfo
 from .package_dir import Package
 from .run_env import Expect, build_env
@@ -156,20 +155,16 @@ def submit_run(target: Target, request: RunRequest, *, submission_id: str, tell:
 
 def follow_run(target: Target, request: RunRequest, *, submission_id: str, view: RunView, judge: RunJudge | None) -> RunResult:
     """Follow a submitted run to its end and judge it. Ctrl-C asks (on a terminal) or detaches."""
-    try:
-        end = follow(
-            target.client, submission_id, on_lines=view.on_lines, notice=view.notice, timeout_s=request.timeout_s
-        )
-    except KeyboardInterrupt:
-        view.close()
-        if not _interrupted(target, submission_id, view):
-            try:
-                info = target.client.info(submission_id)
-            except EksRayTrainError:  # who goes away need not hear that the dashboard is away too
-                info = JobInfo(submission_id=submission_id, status="UNKNOWN")
-            return RunResult(submission_id=submission_id, info=info, record=view.record, detached=True, usd=view.usd())
-        end = follow(target.client, submission_id, on_lines=lambda _: None, notice=view.notice)
+    end = follow(
+        target.client, submission_id, on_lines=view.on_lines, notice=view.notice, timeout_s=request.timeout_s,
+        on_interrupt=lambda: _ask(submission_id, view),
+    )  # fmt: skip
     view.close()
+    if end.detached:
+        command = target.client.command
+        again = f"follow it again: {command('logs', submission_id, '--follow')}; stop it: {command('stop', submission_id)}"
+        view.notice(f"detached from {submission_id}, which goes on; {again}")
+        return RunResult(submission_id=submission_id, info=end.info, record=view.record, detached=True, usd=view.usd())
     return finish_run(end, submission_id=submission_id, view=view, judge=judge)
 
 
@@ -258,28 +253,19 @@ def _failure(info: JobInfo, view: RunView) -> str:
     return info.message.strip()[-2000:] or f"Ray says {info.status} and no reason"
 
 
-def _interrupted(target: Target, submission_id: str, view: RunView) -> bool:
-    """True where the job is to be stopped. Without a terminal the job goes on: a closed window must not kill a run."""
-    hint = f"follow it again: eks-ray-train logs {submission_id} --follow; stop it: eks-ray-train stop {submission_id}"
+def _ask(submission_id: str, view: RunView) -> Interrupted:
+    """What Ctrl-C means. Without a terminal the job goes on: a closed window must not kill a run."""
+    view.close()
     answer = ""
-    if sys.stdin.isatty():
+    if sys.stdin is not None and sys.stdin.isatty():
         # On stderr: stdout may be one JSON document.
         question = f"\n{submission_id} is running. [d]etach and let it go on, or [s]top it? [d] "
         print(question, end="", file=sys.stderr, flush=True)
         try:
             answer = sys.stdin.readline()
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, OSError, ValueError):  # pressed again, a terminal that has gone, bytes that are no text
             answer = ""
     if not answer.strip().lower().startswith("s"):
-        view.notice(f"detached from {submission_id}, which goes on; {hint}")
-        return False
+        return Interrupted.DETACH
     view.notice(f"stopping {submission_id}")
-    give_up = time.monotonic() + 30
-    while True:
-        try:
-            target.client.stop(submission_id)
-            return True
-        except EksRayTrainError:
-            if time.monotonic() > give_up:
-                raise
-            time.sleep(1)
+    return Interrupted.STOP

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import sys
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from .connect import add_address
 
 if TYPE_CHECKING:
+    from .connect import Target
     from .jobs_api import JobInfo
 
 EXAMPLES = """\
@@ -35,7 +38,7 @@ def run(args: argparse.Namespace) -> int:
 
     from .connect import connect
 
-    with connect(args.address) as target:
+    with connect(args.address) as target, known_job(target, args.id):
         jobs = [target.client.info(args.id)] if args.id else target.client.jobs()
         if args.id and jobs[0].is_terminal:
             target.clear_busy(args.id)  # a run that nobody followed to its end still protects the cluster from updates
@@ -51,6 +54,20 @@ def run(args: argparse.Namespace) -> int:
             print(jobs[0].message.strip())
     bad = bool(args.id) and jobs[0].status in ("FAILED", "STOPPED")
     return int(ExitCode.JOB_FAILED if bad else ExitCode.OK)
+
+
+@contextlib.contextmanager
+def known_job(target: Target, job_id: str | None) -> Iterator[None]:
+    """A run that Ray does not know (any more) has no pods to protect: within it NoSuchJob takes the run's busy mark away."""
+    from .jobs_api import NoSuchJob
+    from .submit import mark
+
+    try:
+        yield
+    except NoSuchJob:
+        if job_id:
+            mark(target.clear_busy, job_id)
+        raise
 
 
 def job_document(job: JobInfo) -> dict[str, Any]:

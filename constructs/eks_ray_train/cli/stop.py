@@ -13,7 +13,6 @@ example:
 
 The job gets SIGTERM and 3 s to end (RAY_JOB_STOP_WAIT_TIME_S of the cluster), then SIGKILL.
 """
-WAIT_S = 60.0
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -31,17 +30,18 @@ def run(args: argparse.Namespace) -> int:
     from eks_ray_train.errors import ClusterNotReadyError
 
     from .connect import connect
-    from .status import job_document
+    from .follow import STOP_WAIT_S
+    from .status import job_document, known_job
 
-    with connect(args.address) as target:
+    with connect(args.address) as target, known_job(target, args.id):
         stopped = target.client.stop(args.id)
         info = target.client.info(args.id)
-        give_up = time.monotonic() + WAIT_S
+        give_up = time.monotonic() + STOP_WAIT_S
         while not info.is_terminal:
             if time.monotonic() > give_up:
                 raise ClusterNotReadyError(
-                    f"job {args.id} was told to stop and is still {info.status} after {WAIT_S:.0f} s; "
-                    f"look again: eks-ray-train status {args.id}"
+                    f"job {args.id} was told to stop and is still {info.status} after {STOP_WAIT_S:.0f} s; "
+                    f"look again: {target.client.command('status', args.id)}"
                 )
             time.sleep(0.5)
             info = target.client.info(args.id)

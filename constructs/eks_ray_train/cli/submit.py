@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from .connect import add_address
 from .numbers import seconds
+
+if TYPE_CHECKING:
+    from .connect import Target
 
 JOB_ARGUMENTS = "after-dashes"
 
@@ -23,7 +28,7 @@ examples:
   eks-ray-train submit -- --model_id Qwen/Qwen2.5-1.5B --steps 100 --dataset s3://bucket/text/*.parquet
   eks-ray-train submit --detach -- --steps 10000 --checkpoint-every 500
   eks-ray-train submit --expect tcp -- --steps 20            the same over TCP, to compare
-  eks-ray-train submit --address http://127.0.0.1:8265 -- --steps 5
+  eks-ray-train submit --address http://127.0.0.1:8265 -- --model-config configs/qwen2-tiny.json --tokenizer bytes --steps 5
 """
 
 
@@ -64,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
     import json
     from dataclasses import replace
 
-    from eks_ray_train.errors import ExitCode, JobFailedError, UsageError
+    from eks_ray_train.errors import ExitCode, UsageError
 
     from .connect import connect
     from .consent import agree
@@ -120,26 +125,20 @@ def run(args: argparse.Namespace) -> int:
         submission_id = new_submission_id()
         if request.timeout_s is not None:
             request = replace(request, timeout_s=max(1.0, request.timeout_s - wait.waited_s))
-        mark(target.mark_busy, submission_id)
-        try:
+        with marked(target, submission_id):
             submit_run(target, request, submission_id=submission_id, tell=sys.stderr)
-        except BaseException:
-            mark(target.clear_busy, submission_id)  # a run that never was must not keep anybody from updating the cluster
-            raise
-        if not args.follow:
-            print(f"follow it: eks-ray-train logs {submission_id} --follow; stop it: eks-ray-train stop {submission_id}", file=sys.stderr)
-            if args.json:
-                print(json.dumps({"submission_id": submission_id, "status": "PENDING", "detached": True, "exit_code": 0}))
-            else:
-                print(submission_id)
-            return 0
-        judge = make_judge(target, request)
-        view = RunView(out=out, judge=judge, usd_per_hour=target.usd_per_hour, watch=limit.observe)
-        try:
+            if not args.follow:
+                command = target.client.command
+                again = f"follow it: {command('logs', submission_id, '--follow')}; stop it: {command('stop', submission_id)}"
+                print(again, file=sys.stderr)
+                if args.json:
+                    print(json.dumps({"submission_id": submission_id, "status": "PENDING", "detached": True, "exit_code": 0}))
+                else:
+                    print(submission_id)
+                return 0
+            judge = make_judge(target, request)
+            view = RunView(out=out, judge=judge, usd_per_hour=target.usd_per_hour, watch=limit.observe)
             result = follow_run(target, request, submission_id=submission_id, view=view, judge=judge)
-        except JobFailedError:
-            mark(target.clear_busy, submission_id)  # vanished: no run is left that the mark could protect
-            raise
         if not result.detached:
             mark(target.clear_busy, submission_id)
     tell_result(result, sys.stderr)
@@ -156,10 +155,28 @@ def run(args: argparse.Namespace) -> int:
             document["report_problem"] = str(error)
             code = code or int(ExitCode.UNEXPECTED)
             print(error, file=sys.stderr)
+        except Exception as error:  # a fault of the report's own: it costs the page, never the result, nor an exit code that is not 0
+            document["report_problem"] = f"the report could not be made ({type(error).__name__}: {error}); please report it"
+            code = code or int(ExitCode.UNEXPECTED)
+            print(document["report_problem"], file=sys.stderr)
     document["exit_code"] = code
     if args.json:
         print(json.dumps(document))
     return code
+
+
+@contextlib.contextmanager
+def marked(target: Target, submission_id: str) -> Iterator[None]:
+    """Marks the cluster as busy with this run. An error takes the mark away only where surely no run is left that it protects."""
+    from .follow import JobVanishedError
+
+    mark(target.mark_busy, submission_id)
+    try:
+        yield
+    except BaseException as error:
+        if isinstance(error, JobVanishedError) or not target.client.may_have(submission_id):
+            mark(target.clear_busy, submission_id)
+        raise
 
 
 def mark(how: Callable[[str], None], submission_id: str) -> None:

@@ -11,6 +11,8 @@ WIDTH, HEIGHT = 480, 270
 LEFT, RIGHT, TOP, BOTTOM = 58, 12, 14, 40
 COLOURS = tuple(f"--c{number}" for number in range(1, 9))
 MAX_POINTS = 800
+LARGEST = 1e300  # what lies beyond is drawn there: the distance between two ends must be a number, too
+LEAST_SHARE = 1e-9  # two ends closer together than this share of their size are one to the eye, and no ticks fit between them
 
 Points = Sequence[tuple[float, float]]
 
@@ -26,14 +28,28 @@ class Mark:
 
 def nice_ticks(low: float, high: float, count: int = 5) -> list[float]:
     """Round numbers that cover ``low`` to ``high``, about ``count`` of them, in steps of 1, 2 or 5 times a power of ten."""
-    if high <= low:
-        high = low + 1.0
+    low, high = apart(low, high)
     raw = (high - low) / count
     power = 10.0 ** math.floor(math.log10(raw))
     step = next(m * power for m in (1, 2, 5, 10) if m * power >= raw)
     first = math.ceil(low / step - 1e-9)
     last = math.floor(high / step + 1e-9)
-    return [round(k * step, 10) for k in range(first, last + 1)]
+    return [float(f"{k * step:.10g}") for k in range(first, last + 1)]
+
+
+def apart(low: float, high: float) -> tuple[float, float]:
+    """Both ends of an axis, moved where nothing could be drawn between them: beyond LARGEST, or too close together."""
+    low, high = max(low, -LARGEST), min(high, LARGEST)
+    least = max(max(abs(low), abs(high)) * LEAST_SHARE, 1 / LARGEST)
+    if high - low >= least:
+        return low, high
+    room = max(1.0, 10 * least)
+    return (low, low + room) if low < LARGEST / 2 else (high - room, high)
+
+
+def drawable(points: Points) -> list[tuple[float, float]]:
+    """Points that have a place: those of finite numbers, within LARGEST."""
+    return [(x, max(-LARGEST, min(LARGEST, y))) for x, y in points if math.isfinite(x) and math.isfinite(y)]
 
 
 def thinned(points: Points, limit: int = MAX_POINTS) -> list[tuple[float, float]]:
@@ -71,8 +87,8 @@ class _Frame:
         log_x: bool = False,
     ) -> None:
         self._log = log_x
-        self._x = (math.log2(x[0]), math.log2(x[1])) if log_x else x
-        self._y = y
+        self._x = (math.log2(x[0]), math.log2(x[1])) if log_x else apart(*x)
+        self._y = y = apart(*y)
         self.parts = [
             f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{html.escape(label)}" xmlns="http://www.w3.org/2000/svg">'
         ]
@@ -120,14 +136,14 @@ def line_chart(
     log_x: bool = False,
 ) -> str:  # fmt: skip
     """One line a curve, with ``marks``; ``limit`` draws a horizontal line. A sentence where there is no point at all."""
-    curves = [(name, thinned(line)) for name, line in curves]
+    curves = [(name, thinned(drawable(line))) for name, line in curves]
     points = [point for _, line in curves for point in line]
     if not points:
         return f"<p class='mute'>No {html.escape(label)} was reported.</p>"
     x0, x1 = min(p[0] for p in points), max(p[0] for p in points)
     y0, y1 = min(p[1] for p in points), max(max(p[1] for p in points), limit or -math.inf)
     pad = (y1 - y0) * 0.05 or abs(y1) * 0.1 or 0.5
-    y0, y1 = (0.0 if from_zero else y0 - pad), y1 + pad
+    y0, y1 = (0.0 if from_zero and y0 >= 0 else y0 - pad), y1 + pad
     frame = _Frame(
         (x0, x1 if x1 > x0 else (x0 * 2 if log_x else x0 + 1)), (y0, y1), label, x_label, whole_x=not log_x, log_x=log_x
     )
@@ -159,6 +175,8 @@ def stacked_bars(
     """A bar for each x, made of one part a name; heights in the parts' own unit."""
     if not bars:
         return f"<p class='mute'>No {html.escape(label)} was reported.</p>"
+    most = LARGEST / 2 / len(names)
+    bars = [(x, [max(0.0, min(most, part)) if math.isfinite(part) else 0.0 for part in parts]) for x, parts in bars]
     high = max(sum(parts) for _, parts in bars) * 1.05 or 1.0
     width = (WIDTH - LEFT - RIGHT) / len(bars)
     x0, x1 = bars[0][0], bars[-1][0]

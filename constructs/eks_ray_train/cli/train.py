@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import glob
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,10 +19,10 @@ STEPS = 100
 WORKERS = 2
 TEXT_BYTES = 8 * 1024**2
 # What the job is given unless the user says otherwise (later words win).
-DEFAULTS = (
-    "--model-config=configs/qwen2-tiny.json", "--tokenizer=bytes", "--seq_len=128", "--batch_size=4", "--learning_rate=2e-3",
-    "--warmup-lr-steps=10", "--warmup_steps=3",
-)  # fmt: skip
+MODEL = ("--model-config=configs/qwen2-tiny.json", "--tokenizer=bytes")
+DEFAULTS = (*MODEL, "--seq_len=128", "--batch_size=4", "--learning_rate=2e-3", "--warmup-lr-steps=10", "--warmup_steps=3")
+PATH_FLAGS = ("--dataset", "--model_config")
+HUB_FLAGS = ("--tokenizer", "--model_id")  # a hub's name looks like a path: here only ./… is one
 
 DESCRIPTION = """\
 Start a Ray cluster on this machine that is shaped like the deployed one (a head without accelerators, two worker nodes),
@@ -63,15 +65,17 @@ def run(args: argparse.Namespace) -> int:
     if args.report:
         check_writable(args.report, "--report")
     total = total_steps(args.job_args)
-    check_job("train", args.job_dir, [*DEFAULTS, *args.job_args, f"--steps={total}"])
+    given = seen_from_here(args.job_args, args.job_dir)
+    defaults = DEFAULTS if flag_value(given, "--model_id") is None else DEFAULTS[len(MODEL) :]
+    check_job("train", args.job_dir, [*defaults, *given, f"--steps={total}"])
     package = build_package(args.job_dir)
     name = new_submission_id("demo")
     folder = args.out.absolute() / name
-    job_args = list(DEFAULTS)
-    if flag_value(args.job_args, "--dataset") is None:
+    job_args = list(defaults)
+    if flag_value(given, "--dataset") is None:
         with told_as_usage("--out", folder):
             job_args.append(f"--dataset={write_text(folder / 'text')}")
-    job_args += [f"--storage-path={folder / 'checkpoints'}", f"--run-name={name}", *args.job_args]
+    job_args += [f"--storage-path={folder / 'checkpoints'}", f"--run-name={name}", *given]
 
     began = time.monotonic()
     print("starting Ray on this machine: a head without CPUs and two worker nodes", file=sys.stderr, flush=True)
@@ -83,7 +87,7 @@ def run(args: argparse.Namespace) -> int:
         if args.json:
             print(json.dumps(document), flush=True)
         if args.keep_running:
-            _keep(cluster)
+            _keep(cluster, args.job_dir)
     return int(document["exit_code"])
 
 
@@ -99,12 +103,41 @@ def total_steps(job_args: list[str]) -> int:
     return steps
 
 
+def seen_from_here(job_args: list[str], job_dir: Path) -> list[str]:
+    """The job's flags, with paths that are there from the user's folder, and not from the job's, made absolute.
+
+    The job runs in its own folder: what lies there is meant as before.
+    """
+    from .runs import flag_value
+
+    found = list(job_args)
+    for flag in (*PATH_FLAGS, *HUB_FLAGS):
+        value = flag_value(job_args, flag)
+        if value is None or value == "random" or "://" in value or (flag in HUB_FLAGS and not value.startswith(".")):
+            continue
+        if _is_there(value, job_dir) or not _is_there(value, Path()):
+            continue
+        here = Path.cwd()
+        # A folder's own name may hold what a pattern would take for one of its signs.
+        absolute = str(here / value) if Path(value).exists() else os.path.join(glob.escape(str(here)), value)  # noqa: PTH118
+        found.append(f"{flag}={absolute}")  # later words win
+    return found
+
+
+def _is_there(path: str, folder: Path) -> bool:
+    return (folder / path).exists() or any(glob.iglob(path, root_dir=folder, recursive=True))  # noqa: PTH207
+
+
 def train_and_resume(
     target: Target, job_args: list[str], *, total: int, package: Any, name: str, as_json: bool
 ) -> list[RunResult]:
-    """Two submissions of the same run: three quarters of the steps, then the rest from the checkpoint."""
+    """Two submissions of the same run: three quarters of the steps, then the rest from the checkpoint.
+
+    Ctrl-C is never asked about, unlike in ``submit``: no run outlives the cluster, which ends with this command.
+    """
+    from .follow import follow
     from .run_view import RunView
-    from .runs import RunRequest, follow_run, make_judge, submit_run, tell_result
+    from .runs import RunRequest, finish_run, make_judge, submit_run, tell_result
 
     results: list[RunResult] = []
     for part, steps in (("train", max(1, total * 3 // 4)), ("resume", total)):
@@ -115,10 +148,17 @@ def train_and_resume(
         submit_run(target, request, submission_id=submission_id, tell=sys.stderr)
         judge = make_judge(target, request)
         view = RunView(out=sys.stderr if as_json else sys.stdout, judge=judge)
-        result = follow_run(target, request, submission_id=submission_id, view=view, judge=judge)
+        try:
+            end = follow(target.client, submission_id, on_lines=view.on_lines, notice=view.notice)
+        except KeyboardInterrupt:
+            view.notice(f"stopping {submission_id} and the local cluster")
+            raise
+        finally:
+            view.close()
+        result = finish_run(end, submission_id=submission_id, view=view, judge=judge)
         tell_result(result, sys.stderr)
         results.append(result)
-        if result.exit_code or result.detached:
+        if result.exit_code:
             break
     return results
 
@@ -127,19 +167,20 @@ def report(results: list[RunResult], folder: Path, copy: Path | None, *, about: 
     """Write the report of both runs and of the cluster (``about``); returns its document. Raises JobFailedError where the second run did not resume."""
     from eks_ray_train.errors import ExitCode, JobFailedError
 
+    from .events import number
     from .run_report import write_reports
     from .writable import told_as_usage
 
     code = max((int(result.exit_code) for result in results), default=0)
     records = [result.record for result in results]
-    first, last = records[0].steps[:1], records[-1].steps[-1:]
+    first, last = (number(steps[0].get("loss")) if steps else None for steps in (records[0].steps, records[-1].steps[-1:]))
     document: dict[str, Any] = {
         **results[-1].to_json(),
         **about,
         "started_utc": results[0].to_json()["started_utc"],
         "exit_code": code,
         "submissions": [result.submission_id for result in results],
-        "first_loss": first[0]["loss"] if first else None,
+        "first_loss": first,
         "trained_steps": records[0].steps_done,
         "resumed_from_step": records[-1].restarts[0].get("step") if len(results) > 1 and records[-1].restarts else None,
         "wall_time_s": sum(result.info.seconds or 0.0 for result in results),
@@ -156,9 +197,9 @@ def report(results: list[RunResult], folder: Path, copy: Path | None, *, about: 
             f"the second submission did not go on from step {document['trained_steps']} "
             f"(it said {document['resumed_from_step']}); see {folder / 'report.json'}"
         )
-    if first and last:
+    if first is not None and last is not None:
         print(
-            f"loss {first[0]['loss']:.3f} at step {first[0]['step']} -> {last[0]['loss']:.3f} at step {last[0]['step']}"
+            f"loss {first:.3f} at step {records[0].steps[0]['step']} -> {last:.3f} at step {records[-1].steps[-1]['step']}"
             + (f", resumed at step {document['resumed_from_step']}" if document["resumed_from_step"] is not None else ""),
             file=sys.stderr,
         )
@@ -196,12 +237,16 @@ def write_text(folder: Path, *, limit_bytes: int = TEXT_BYTES) -> Path:
     return path
 
 
-def _keep(cluster: LocalCluster) -> None:
+def _keep(cluster: LocalCluster, job_dir: Path) -> None:
+    import shlex
+
     from .dashboard import wait_for_interrupt
 
+    own = "" if job_dir == Path("job") else f" --job-dir {shlex.quote(str(job_dir))}"
+    model = " ".join(MODEL).replace("=", " ")  # without it the job takes a model of 1.5 B parameters from the hub
     print(
         f"\nthe cluster stays up until Ctrl-C; in another terminal:\n  export RAY_AUTH_TOKEN={cluster.token}\n"
-        f"  eks-ray-train submit --address {cluster.address} -- --steps 5",
+        f"  eks-ray-train submit --address {cluster.address}{own} -- {model} --steps 5",
         file=sys.stderr, flush=True,
     )  # fmt: skip
     wait_for_interrupt()
