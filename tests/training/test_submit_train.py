@@ -57,6 +57,7 @@ def test_a_local_cluster_leaves_no_process_behind(sent: signal.Signals, code: in
     assert sent is signal.SIGKILL or not Path(told["folder"]).exists()
 
 
+@pytest.mark.faults  # most of a minute; test_train_refuses.py has a fast one
 def test_ctrl_c_on_a_terminal_ends_run_and_cluster_with_130(repo: Path, tmp_path: Path) -> None:
     (tmp_path / "text").mkdir()
     (tmp_path / "text" / "a.txt").write_text("some text of one's own\n" * 4000)
