@@ -15,7 +15,7 @@ from fsdp_job.architecture import read_architecture
 from fsdp_job.check import check_files
 from fsdp_job.config import JobConfig
 from fsdp_job.ending import Ending, telling
-from fsdp_job.errors import EXIT_FAILED, EXIT_OK
+from fsdp_job.errors import EXIT_FAILED, EXIT_OK, JobUsageError
 from fsdp_job.flags import build_parser, parse_args
 from fsdp_job.hub_token import TOKEN_ENV, load_token, with_token
 
@@ -81,6 +81,7 @@ def _fit(cfg: JobConfig, ending: Ending, *, world: int, on_gpus: bool, submissio
     from fsdp_job.sink import Printer, start_sink
     from fsdp_job.storage import default_storage_path
 
+    _check_fewest(cfg, world)
     storage = cfg.storage_path or default_storage_path()
     prepared = _prepare_data(cfg, storage)
     prepared.check_global_batch(cfg.sequences_per_step(world))
@@ -114,9 +115,9 @@ def _fit(cfg: JobConfig, ending: Ending, *, world: int, on_gpus: bool, submissio
 def _fit_growing(cfg: JobConfig, settings: dict[str, Any], *, world: int, on_gpus: bool, folder: str) -> dict[str, Any]:
     """Rank 0's summary of the last attempt; begins again, from the checkpoint just written, whenever more ranks can go on."""
     settings["may_grow"] = bool(cfg.min_workers)
-    before = 0
+    before, attempts, failures = 0, 0, cfg.effective_max_failures
     while True:
-        result = _trainer(cfg, settings, world=world, on_gpus=on_gpus, folder=folder).fit()
+        result = _trainer(cfg, settings, world=world, on_gpus=on_gpus, folder=folder, max_failures=failures).fit()
         summary = dict(result.return_value or {})
         grow_to = summary.pop("grow_to", None)
         if grow_to is None:
@@ -125,9 +126,29 @@ def _fit_growing(cfg: JobConfig, settings: dict[str, Any], *, world: int, on_gpu
             f"train.py: room for {grow_to} ranks instead of {summary['world_size']}: going on from the checkpoint "
             f"at step {summary['step']}", file=sys.stderr, flush=True,
         )  # fmt: skip
-        # What looked like room brought no more ranks (something else took it): no second try, each costs a start.
-        settings["may_grow"] = summary["world_size"] > before
+        made = _attempts(settings["sink"]) - attempts
+        attempts += made
+        failures = max(0, failures - (made - 1))
+        # What looked like room brought no more ranks, though none was lost since (something else took it): no second try, since
+        # each costs a start.
+        settings["may_grow"] = made > 1 or summary["world_size"] > before
         before = summary["world_size"]
+
+
+def _attempts(sink: Any) -> int:
+    import ray
+
+    return int(ray.get(sink.state.remote(), timeout=60)["attempts"])
+
+
+def _check_fewest(cfg: JobConfig, world: int) -> None:
+    """Raises JobUsageError where ``--min-workers`` ranks could not share the global batch: the run would wait for more for ever."""
+    batch = cfg.sequences_per_step(world)
+    if cfg.min_workers and batch % cfg.min_workers:
+        fit = [str(n) for n in range(1, world + 1) if batch % n == 0]
+        raise JobUsageError(
+            f"--min-workers must divide the global batch of {batch} sequences, got {cfg.min_workers}; give one of {', '.join(fit)}"
+        )
 
 
 def _last_words(printer: Any) -> dict[str, Any]:
@@ -165,7 +186,9 @@ def first_cause(failures: list[dict[str, Any]], failed: Exception | None) -> dic
     return {"rank": None, "node": None, "type": type(failed).__name__ if failed else "NoResult", "message": text[:2000]}
 
 
-def _trainer(cfg: JobConfig, settings: dict[str, Any], *, world: int, on_gpus: bool, folder: str) -> Any:
+def _trainer(
+    cfg: JobConfig, settings: dict[str, Any], *, world: int, on_gpus: bool, folder: str, max_failures: int | None = None
+) -> Any:
     from ray.train.torch import TorchConfig, TorchTrainer
     from ray.train.v2.api.config import FailureConfig, RunConfig, ScalingConfig
 
@@ -178,8 +201,13 @@ def _trainer(cfg: JobConfig, settings: dict[str, Any], *, world: int, on_gpus: b
     if on_gpus:
         env.setdefault("TORCHINDUCTOR_CACHE_DIR", f"{tempfile.gettempdir()}/eks-ray-train-inductor")
     workers: Any = (cfg.min_workers, world) if cfg.min_workers and cfg.min_workers < world else world
-    return TorchTrainer(
-        with_token(ray_worker, os.environ.get(TOKEN_ENV)),  # type: ignore[arg-type]
+    kind: Any = TorchTrainer
+    if isinstance(workers, tuple):
+        from fsdp_job.elastic import elastic_trainer
+
+        kind = elastic_trainer(cfg.sequences_per_step(world))
+    return kind(
+        with_token(ray_worker, os.environ.get(TOKEN_ENV)),
         train_loop_config=settings,
         torch_config=TorchConfig(
             # A hang is found by fsdp_job.watch, which knows the phases; this only bounds what it could not see.
@@ -190,12 +218,12 @@ def _trainer(cfg: JobConfig, settings: dict[str, Any], *, world: int, on_gpus: b
             num_workers=workers, use_gpu=on_gpus, resources_per_worker=None if on_gpus else {"CPU": 1},
             elastic_resize_monitor_interval_s=NO_RESIZE_S,
         ),
-        run_config=RunConfig(  # type: ignore[arg-type]
+        run_config=RunConfig(
             # A name of its own each time: under a known name Ray would resume by itself, from what it remembers.
             name=f"{settings['run_name']}-{settings['submission']}-{uuid.uuid4().hex[:8]}",
             storage_path=folder,
             failure_config=FailureConfig(
-                max_failures=cfg.effective_max_failures,
+                max_failures=cfg.effective_max_failures if max_failures is None else max_failures,
                 # Attempts to place the workers, each of which waits for the start timeout; Ray's default never gives up.
                 controller_failure_limit=math.ceil(cfg.wait_seconds / START_TIMEOUT_S),
             ),

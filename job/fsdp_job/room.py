@@ -17,6 +17,11 @@ NO_RESIZE_S = 1e9
 """``elastic_resize_monitor_interval_s`` of Ray Train's ScalingConfig: thirty years."""
 
 
+def fitting(available: int, global_batch: int) -> int:
+    """The largest number of ranks, at most ``available``, that share ``global_batch`` sequences equally; 0 where none is available."""
+    return next((n for n in range(available, 0, -1) if global_batch % n == 0), 0)
+
+
 class Room:
     """Of one attempt, on rank 0: ``world`` ranks run, ``most`` were asked for, ``free()`` says how many more could be placed now."""
 
@@ -30,11 +35,11 @@ class Room:
 
     def look(self) -> None:
         """Ask how many ranks could run; a changed answer begins the time of ``STEADY_S`` anew."""
-        size = min(self._most, self._world + max(0, self._free()))
+        size = fitting(min(self._most, self._world + max(0, self._free())), self._global_batch)
         if size != self._size:
             self._size, self._since = size, self._clock()
 
     def size(self) -> int | None:
-        """How many ranks could run, where these are more, have been for a while, and can share the global batch equally."""
-        more = self._size > self._world and self._global_batch % self._size == 0
-        return self._size if more and self._clock() - self._since >= STEADY_S else None
+        """How many ranks could run and share the global batch equally, where these are more and have been for a while."""
+        steady = self._clock() - self._since >= STEADY_S
+        return self._size if self._size > self._world and steady else None
