@@ -78,14 +78,14 @@ class Calls(Resources):
         NextToken: str | None = None,
         **_: Any,
     ) -> dict[str, Any]:
-        known = {r["CapacityReservationId"]: r for r in self.reservations}
+        known = {r["CapacityReservationId"]: r for r in self.reservations if self._is_known(r)}
         for wanted in CapacityReservationIds or ():
             if wanted not in known:
                 raise client_error("InvalidCapacityReservationId.NotFound", f"{wanted} does not exist")
         names = {"state": "State", "instance-type": "InstanceType"}
         found = [
             _public(r)
-            for r in self.reservations
+            for r in known.values()
             if (not CapacityReservationIds or r["CapacityReservationId"] in CapacityReservationIds)
             and all(r[names[f["Name"]]] in f["Values"] for f in Filters or [])
         ]
@@ -162,9 +162,12 @@ class Calls(Resources):
         held["State"] = "cancelled"
         return {"Return": True}
 
+    def _is_known(self, held: Mapping[str, Any]) -> bool:
+        return bool(self.now >= held["CreateDate"] + timedelta(seconds=self.unknown_seconds))
+
     def _ours(self, reservation_id: str) -> dict[str, Any]:
         for held in self.reservations:
-            if held["CapacityReservationId"] == reservation_id:
+            if held["CapacityReservationId"] == reservation_id and self._is_known(held):
                 assert held["Tags"], f"{reservation_id} is a user's own: it must never be changed"
                 return held
         raise client_error("InvalidCapacityReservationId.NotFound", f"{reservation_id} does not exist")

@@ -128,6 +128,7 @@ class CdkWorld:
     settles: dict[str, str] = field(default_factory=dict)  # stack -> the state that it has at the next look
     subnet_zones: tuple[str, ...] = ()
     denied: set[str] = field(default_factory=set)  # operations without permission
+    reservations: list[dict[str, Any]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.path = self.folder / "world.json"
@@ -292,6 +293,15 @@ class FakeClient:
     def on_describe_regions(self) -> dict[str, Any]:
         opted = {"us-east-2": "opt-in-not-required", "us-west-2": "opt-in-not-required", "eu-south-2": "not-opted-in"}
         return {"Regions": [{"RegionName": name, "OptInStatus": status} for name, status in opted.items()]}
+
+    def on_describe_capacity_reservations(self, Filters: list[dict[str, Any]]) -> dict[str, Any]:
+        (states,) = (f["Values"] for f in Filters if f["Name"] == "state")
+        return {"CapacityReservations": [r for r in self.world.reservations if r["State"] in states]}
+
+    def on_cancel_capacity_reservation(self, CapacityReservationId: str) -> dict[str, Any]:
+        (held,) = (r for r in self.world.reservations if r["CapacityReservationId"] == CapacityReservationId)
+        held["State"] = "cancelled"
+        return {"Return": True}
 
     def on_get_parameter(self, Name: str) -> dict[str, Any]:
         if self.region not in self.world.read()["bootstrapped"]:

@@ -29,6 +29,7 @@ class Resources:
     default_quota: dict[str, int] = field(default_factory=dict)
     page: int = 100
     pending_seconds: float = 0.0
+    unknown_seconds: float = 0.0  # how long EC2 does not know the id of a reservation that it has just given
     becomes: str = "active"
     create_error: dict[str, tuple[str, str]] = field(default_factory=dict)  # zone id -> (code, message)
     now: datetime = START

@@ -239,11 +239,11 @@ def test_hold_of_a_stack_that_is_not_whole_is_not_renewed(status: str) -> None:
     assert _ids(stack) == []
 
 
-def test_idle_hold_of_an_old_stack_is_not_renewed_but_a_young_ones_is() -> None:
+def test_idle_hold_is_not_renewed_however_young_its_stack_is() -> None:
     stack = FakeStack(World())
     stack.create(Capacity="hold")
     stack.world.terminate()
-    stack.pass_hours(1.5)
+    stack.pass_hours(0.5)
     assert len(_ids(stack)) == 1, "nodes may take most of an hour to come"
     stack.pass_hours(0.5)
     assert _ids(stack) == []

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from eks_ray_train.cli import __main__ as cli
-from eks_ray_train.cli import aws_session, leftovers, stack_state
+from eks_ray_train.cli import aws_session, cdk_json, leftovers, stack_state
+from eks_ray_train.cli.deployment import Deployment
 from eks_ray_train.cli.leftovers import Leftover, Report
 from eks_ray_train.settings import load_settings
-from tests.fake_cdk import NO_CAPACITY, OUTPUTS, STACKS, CdkWorld, setting
+from tests.fake_cdk import NO_CAPACITY, OUTPUTS, STACKS, CdkWorld, FakeClient, setting
+from tests.fake_ec2 import ACCOUNT, client_error
 
 NETWORK, CLUSTER, TRAINING = STACKS
 CDK_JSON = '{"app": "x", "context": {"eks-ray-train": {"region": "us-west-2", "gpu_node_count": 2}}}'
@@ -48,6 +52,22 @@ class Commands:
     def document(self) -> dict[str, Any]:
         found: dict[str, Any] = json.loads(self.out)
         return found
+
+    def hold(self, stack: str = TRAINING, *, available: int = 0) -> dict[str, Any]:
+        """A reservation that ``stack`` made and its nodes (all but ``available``) run in."""
+        arn = f"arn:aws:cloudformation:us-west-2:{ACCOUNT}:stack/{stack}/0a"
+        self.cdk.reservations.append(
+            {
+                "CapacityReservationId": f"cr-{len(self.cdk.reservations):017x}",
+                "State": "active",
+                "InstanceType": "g6.12xlarge",
+                "TotalInstanceCount": 2,
+                "AvailableInstanceCount": available,
+                "EndDate": datetime(2026, 11, 29, 12, 55, tzinfo=UTC),
+                "Tags": [{"Key": "eks-ray-train:stack-id", "Value": arn}],
+            }
+        )
+        return self.cdk.reservations[-1]
 
     def deployed(self, training: str = "CREATE_COMPLETE") -> None:
         self.cdk.standing(Network="CREATE_COMPLETE", Cluster="CREATE_COMPLETE", Training=training)
@@ -131,6 +151,16 @@ def test_down_without_any_stack_only_looks(run: Commands) -> None:
     assert run.cdk.calls == [] and "no stack of this app in us-west-2" in run.out
 
 
+def test_down_without_any_stack_says_that_it_looked_in_one_region_only(run: Commands) -> None:
+    run.cdk.standing(region="us-east-2", Network="CREATE_COMPLETE")
+    assert run("down", "--yes") == 0
+    assert "no stack of this app in us-west-2; looked only there (cdk.json's region)" in run.out
+    assert "set region in cdk.json to that one" in run.out and run.cdk.statuses("us-east-2") != {}
+    run.cdk_json.write_text('{"context": {"eks-ray-train": {"region": null}}}')
+    assert run("down", "--yes") == 0
+    assert "your own region, since cdk.json names none" in run.out
+
+
 def test_down_waits_for_an_interrupted_deploy(run: Commands) -> None:
     run.deployed(training="CREATE_IN_PROGRESS")
     run.cdk.settles[TRAINING] = "CREATE_FAILED"
@@ -193,6 +223,97 @@ def test_scale_0_tells_eks_directly_without_deploy_or_question(run: Commands) ->
     assert run("scale", "0") == 0 and len(run.cdk.eks_calls) == 1, "twice is as good as once"
 
 
+@pytest.mark.parametrize("status", ["UPDATE_ROLLBACK_FAILED", "DELETE_FAILED", "ROLLBACK_FAILED", "UPDATE_COMPLETE"])
+def test_scale_0_stops_the_nodes_of_a_broken_stack_too(run: Commands, status: str) -> None:
+    run.deployed(training=status)
+    held = run.hold()
+    assert run("scale", "0") == 0, run.err
+    assert run.cdk.eks_calls == [{"minSize": 0, "desiredSize": 0, "maxSize": 2}] and held["State"] == "cancelled"
+
+
+def test_scale_0_does_not_wait_for_cloudformation_and_says_that_it_goes_on(
+    run: Commands, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run.deployed(training="UPDATE_IN_PROGRESS")
+    held = run.hold()
+    monkeypatch.setattr(Deployment, "settle", lambda *_: pytest.fail("waits"))
+    assert run("scale", "0") == 0, run.err
+    assert [call["desiredSize"] for call in run.cdk.eks_calls] == [0]
+    assert "UPDATE_IN_PROGRESS" in run.err and "run `eks-ray-train scale 0` once more" in run.err
+    assert held["State"] == "active", "the update that goes on still needs it"
+
+
+def test_scale_0_finds_the_nodes_of_a_stack_that_never_came_to_have_outputs(
+    run: Commands, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run.deployed(training="ROLLBACK_FAILED")
+    world = run.cdk.read()
+    world["stacks"]["us-west-2"][TRAINING]["outputs"] = {}
+    run.cdk.change(stacks=world["stacks"])
+    assert run("scale", "0") == 6 and "no node group, so no GPU node" in run.err and run.cdk.eks_calls == []
+    asked: list[tuple[str, str]] = []
+    made = {
+        "LogicalResourceId": "Group",
+        "PhysicalResourceId": "eks-ray-train/gpu-7",
+        "ResourceType": "AWS::EKS::Nodegroup",
+        "ResourceStatus": "DELETE_FAILED",
+        "Timestamp": datetime(2026, 11, 29, tzinfo=UTC),
+    }
+    monkeypatch.setattr(FakeClient, "on_describe_stack_resources", lambda *_, StackName: {"StackResources": [made]})
+    describe = FakeClient.on_describe_nodegroup
+
+    def seen(client: FakeClient, clusterName: str, nodegroupName: str) -> dict[str, Any]:
+        asked.append((clusterName, nodegroupName))
+        return describe(client, clusterName, nodegroupName)
+
+    monkeypatch.setattr(FakeClient, "on_describe_nodegroup", seen)
+    assert run("scale", "0") == 0, run.err
+    assert asked == [("eks-ray-train", "gpu-7")] and [call["desiredSize"] for call in run.cdk.eks_calls] == [0]
+
+
+def test_scale_0_while_eks_still_updates_the_group_exits_6(run: Commands, monkeypatch: pytest.MonkeyPatch) -> None:
+    def busy(*_: Any, **__: Any) -> None:
+        raise client_error("ResourceInUseException", "Nodegroup has an update in progress")
+
+    run.deployed(training="UPDATE_ROLLBACK_FAILED")
+    held = run.hold()
+    monkeypatch.setattr(FakeClient, "on_update_nodegroup_config", busy)
+    assert run("scale", "0") == 6
+    assert "run the command again in some minutes" in run.err and held["State"] == "active"
+
+
+def test_scale_0_cancels_the_stacks_own_reservations_and_no_others(run: Commands) -> None:
+    run.deployed()
+    ours, theirs, ended = run.hold(), run.hold("EksRayTrainTraining-other"), run.hold()
+    ended["State"] = "expired"
+    assert run("scale", "0", "--json") == 0
+    assert [r["State"] for r in (ours, theirs, ended)] == ["cancelled", "active", "expired"]
+    assert f"reservation {ours['CapacityReservationId']} (2 x g6.12xlarge) is cancelled" in run.err
+    late = run.hold(available=2)
+    assert run("scale", "0") == 0 and late["State"] == "cancelled", "also where the group has 0 nodes already"
+
+
+def test_scale_0_says_what_goes_on_costing_where_it_may_not_cancel(run: Commands) -> None:
+    run.deployed()
+    held = run.hold()
+    run.cdk.denied.add("CancelCapacityReservation")
+    assert run("scale", "0") == 1
+    assert [call["desiredSize"] for call in run.cdk.eks_calls] == [0], "the nodes go whatever becomes of the hold"
+    id_ = held["CapacityReservationId"]
+    assert f"reservation {id_} could not be cancelled (no permission for ec2:CancelCapacityReservation)" in run.err
+    assert "2 x g6.12xlarge cost their price" in run.err and "end date 2026-11-29T12:55:00 UTC" in run.err
+    assert f"cancel-capacity-reservation --capacity-reservation-id {id_} --region us-west-2" in run.err
+
+
+def test_scale_0_needs_to_see_reservations_only_where_a_hold_is_set(run: Commands) -> None:
+    run.deployed()
+    run.cdk.denied.add("DescribeCapacityReservations")
+    assert run("scale", "0") == 0
+    run.cdk_json.write_text('{"context": {"eks-ray-train": {"region": "us-west-2", "capacity": "hold"}}}')
+    assert run("scale", "0") == 1
+    assert "no permission for ec2:DescribeCapacityReservations" in run.err and "at most two hours" in run.err
+
+
 def test_scale_without_capacity_changes_nothing_and_exits_5(run: Commands) -> None:
     run.deployed()
     run.cdk.refuse("in place", reason=NO_CAPACITY)
@@ -208,6 +329,50 @@ def test_scale_waits_for_no_nodes_while_a_capacity_block_has_not_started(run: Co
     run.cdk.node_group = {"minSize": 0, "desiredSize": 0, "maxSize": 2}
     assert run("scale", "2", "--yes") == 0
     assert run.cdk.eks_calls == [] and note in run.out
+
+
+@pytest.mark.parametrize("text", ['{"app": "x"}', '{"context": {}}'])
+def test_scale_reads_cdk_json_as_the_write_will_before_anything_is_deployed(run: Commands, text: str) -> None:
+    run.deployed()
+    run.cdk_json.write_text(text)  # good for the settings, which are then all defaults
+    assert run("scale", "4", "--yes") == 2
+    assert run.err.count("\n") == 1 and "cdk.json" in run.err and run.cdk.calls == run.cdk.eks_calls == []
+
+
+def test_scale_into_a_folder_without_permission_exits_2_before_it_asks(
+    run: Commands, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run.deployed()
+    folder = run.cdk_json.parent
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != folder)
+    assert run("scale", "4") == 2
+    assert f"no permission for {folder}" in run.err and "Add --yes" not in run.err and run.cdk.calls == []
+
+
+def test_scale_tells_eks_also_where_cdk_json_cannot_be_written_in_the_end(
+    run: Commands, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    run.deployed()
+    run.cdk.node_group = {"minSize": 0, "desiredSize": 0, "maxSize": 2}
+    monkeypatch.setattr(cdk_json.tempfile, "mkstemp", full)
+    assert run("scale", "4", "--yes") == 1
+    assert [call["desiredSize"] for call in run.cdk.eks_calls] == [4]
+    assert "No space left on device" in run.err
+    assert "gpu_node_count 4" in run.err
+
+
+def test_scale_writes_the_number_that_was_deployed_where_eks_is_busy(
+    run: Commands, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def busy(*_: Any, **__: Any) -> None:
+        raise client_error("ResourceInUseException", "Nodegroup has an update in progress")
+
+    run.deployed()
+    monkeypatch.setattr(FakeClient, "on_update_nodegroup_config", busy)
+    assert run("scale", "4", "--yes") == 6 and load_settings(run.cdk_json).gpu_node_count == 4
 
 
 def test_scale_asks_before_it_costs_money(run: Commands) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from eks_ray_train.cli import __main__ as cli
-from eks_ray_train.cli import aws_session, init
+from eks_ray_train.cli import aws_session, consent, init
 from eks_ray_train.settings import load_settings
 from tests.fake_cdk import CdkWorld, FakeClient, FakeSession
 from tests.fake_ec2 import ACCOUNT, Client, World, client_error
@@ -239,7 +239,8 @@ def test_crash_while_writing_leaves_the_file_as_it_was(run: Init, monkeypatch: p
         raise OSError("disk full")
 
     monkeypatch.setattr(os, "fsync", crash)
-    assert run("--yes") == 1
+    assert run("--yes") == 2
+    assert "cdk.json cannot be written (disk full)" in run.err and "unexpected" not in run.err
     assert run.cdk_json.read_text() == CDK_JSON
     assert [p.name for p in run.cdk_json.parent.iterdir() if "cdk.json" in p.name] == ["cdk.json"]
 
@@ -252,6 +253,73 @@ def test_permissions_and_a_link_to_the_file_stay(run: Init) -> None:
     assert run("--yes") == 0
     assert run.cdk_json.is_symlink() and stat.S_IMODE(real.stat().st_mode) == 0o640
     assert load_settings(real).region == "us-west-2"
+
+
+def test_what_is_edited_while_init_asks_stays(run: Init, monkeypatch: pytest.MonkeyPatch) -> None:
+    edited = CDK_JSON.replace('"cluster_name": "eks-ray-train"', '"cluster_name": "mine",\n      "max_hours": 2')
+    monkeypatch.setattr(consent, "agree", lambda *args, **kwargs: run.cdk_json.write_text(edited))
+    assert run() == 0
+    settings = load_settings(run.cdk_json)
+    assert (settings.cluster_name, settings.max_hours, settings.region) == ("mine", 2, "us-west-2")
+    assert settings.public_access_cidrs == (f"{ADDRESS}/32",)
+
+
+def test_what_was_agreed_to_is_not_written_over_a_newer_edit_of_the_same_setting(
+    run: Init, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    edited = CDK_JSON.replace('"public_access_cidrs": []', '"public_access_cidrs": ["198.51.100.0/24"]')
+    monkeypatch.setattr(consent, "agree", lambda *args, **kwargs: run.cdk_json.write_text(edited))
+    assert run() == 2
+    assert "public_access_cidrs in cdk.json changed while init asked" in run.err and "run init again" in run.err
+    assert run.cdk_json.read_text() == edited
+
+
+def test_line_ends_of_windows_and_a_byte_order_mark_stay(run: Init) -> None:
+    assert run("--yes") == 0
+    unix = run.cdk_json.read_bytes()
+    run.cdk_json.write_bytes(b"\xef\xbb\xbf" + CDK_JSON.replace("\n", "\r\n").encode())
+    assert run("--yes") == 0
+    assert run.cdk_json.read_bytes() == b"\xef\xbb\xbf" + unix.replace(b"\n", b"\r\n")
+
+
+# -- a region that moves ------------------------------------------------------------------------------------------------
+def _ohio(run: Init) -> None:
+    run.block(region="us-west-2")
+    run.ec2 = World(region="us-east-2", zones={"us-east-2a": "use2-az1", "us-east-2b": "use2-az2"})
+
+
+@pytest.mark.parametrize("status", ["CREATE_COMPLETE", "DELETE_FAILED", "CREATE_IN_PROGRESS"])
+def test_region_does_not_move_away_from_stacks_that_stand(run: Init, status: str) -> None:
+    _ohio(run)
+    before = run.cdk_json.read_text()
+    run.world.standing(Network=status)
+    assert run("--region", "us-east-2", "--yes") == 2
+    assert f"EksRayTrainNetwork: {status} in us-west-2" in run.err and "run `eks-ray-train down` first" in run.err
+    assert run.cdk_json.read_text() == before
+
+
+def test_init_in_its_own_region_is_no_move_and_needs_no_look_at_the_stacks(run: Init) -> None:
+    run.block(region="us-west-2")
+    run.world.standing(Network="CREATE_COMPLETE")
+    run.world.denied.add("DescribeStacks")
+    assert run("--region", "us-west-2", "--yes") == 0 and "not checked" not in run.err
+    assert load_settings(run.cdk_json).public_access_cidrs == (f"{ADDRESS}/32",)
+
+
+def test_region_moves_away_from_a_rolled_back_stack_which_has_no_resources(run: Init) -> None:
+    _ohio(run)
+    run.world.standing(Network="ROLLBACK_COMPLETE")
+    assert run("--region", "us-east-2", "--yes") == 0
+    assert load_settings(run.cdk_json).region == "us-east-2" and "not checked" not in run.err
+
+
+def test_region_moves_where_the_stacks_cannot_be_read_and_that_is_said(run: Init) -> None:
+    _ohio(run)
+    run.world.denied.add("DescribeStacks")
+    assert run("--region", "us-east-2", "--yes") == 0
+    assert "whether stacks of this app stand in us-west-2 was not checked" in run.err
+    assert "no permission for cloudformation:DescribeStacks" in run.err
+    assert load_settings(run.cdk_json).region == "us-east-2"
 
 
 def test_settings_that_are_wrong_already_are_told_before_anything_is_asked(run: Init) -> None:

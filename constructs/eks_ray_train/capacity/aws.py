@@ -60,6 +60,7 @@ class Refusal(StrEnum):
     THROTTLED = "throttled"  # backed off already
     DENIED = "not permitted"
     NOT_ENABLED = "not enabled"
+    EXPIRED = "credentials are over"  # log in again; every zone would answer the same
     UNREACHABLE = "no answer"
     INVALID = "refused"
 
@@ -81,6 +82,9 @@ _REFUSALS = {
     "InvalidClientTokenId": Refusal.NOT_ENABLED,
     "UnrecognizedClientException": Refusal.NOT_ENABLED,
     "PendingVerification": Refusal.NOT_ENABLED,
+    "ExpiredToken": Refusal.EXPIRED,
+    "ExpiredTokenException": Refusal.EXPIRED,
+    "RequestExpired": Refusal.EXPIRED,
 }
 _TRANSIENT = frozenset(
     {
@@ -99,6 +103,8 @@ _TRANSIENT = frozenset(
 #: Less than this before the process is killed, and nothing is tried again: the clean-up needs the time.
 _LAST_SECONDS = 45
 AWS_ERRORS = (ClientError, BotoCoreError)
+# botocore has no common class for credentials that are missing or over: NoCredentialsError, UnauthorizedSSOTokenError, …
+_CREDENTIAL_WORDS = ("Credential", "Token", "SSO")
 
 
 def error_code(error: BaseException) -> str:
@@ -113,7 +119,8 @@ def refusal_of(error: BaseException) -> Refusal:
     if code in _TRANSIENT:
         return Refusal.THROTTLED
     if isinstance(error, BotoCoreError):
-        return Refusal.UNREACHABLE
+        over = any(word in type(error).__name__ for word in _CREDENTIAL_WORDS)
+        return Refusal.EXPIRED if over else Refusal.UNREACHABLE
     return _REFUSALS.get(code, Refusal.INVALID)
 
 

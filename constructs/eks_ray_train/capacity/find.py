@@ -15,7 +15,8 @@ from .model import Mode, Need, Reservation, Zone
 from .offers import availability_zones, offering_zone_ids
 from .prove import fits_openly
 from .quota import Quota, read_quota
-from .reservations import Owner, Purpose, cancel, live, reserve, sweep
+from .reservations import Owner, live, sweep
+from .try_out import try_out
 
 _MAX_THREADS = 32
 
@@ -97,11 +98,18 @@ def find(
     run_until: datetime | None = None,
     block_hours: int = 0,
     on_done: Callable[[str], None] = lambda region: None,
+    leftovers_of: Owner | None = None,
 ) -> list[RegionFinding]:
-    """All regions at once. ``block_hours`` > 0 also lists Capacity Blocks for sale. No region's failure stops another's."""
+    """All regions at once. ``block_hours`` > 0 also lists Capacity Blocks for sale. No region's failure stops another's.
+
+    ``leftovers_of``: whose test reservations are cancelled first, since a killed run's would count as used quota; absent,
+    nothing is changed anywhere.
+    """
 
     def look(region: str) -> RegionFinding:
         try:
+            if leftovers_of is not None:
+                sweep(aws_of(region), leftovers_of)
             return survey_region(region, aws_of(region), need, account, run_until, block_hours)
         finally:
             on_done(region)
@@ -218,14 +226,17 @@ def probe(
     owner: Owner,
     request_id: str,
     on_try: Callable[[Candidate], None] = lambda candidate: None,
+    on_left: Callable[[str], None] = lambda text: None,
 ) -> list[Candidate]:
     """Asks EC2 for the nodes, candidate by candidate in the given order, until one gives them; cancels at once.
 
     A refusal costs nothing; the one success costs the seconds until it is cancelled. Returns all candidates, ranked anew.
-    Raises the ``ClientError`` of a cancellation that failed: the reservation then ends by itself within the hour.
+    Raises ``reservations.NotEnded`` for a reservation that could not be cancelled, and AWS's error where the credentials are
+    over. ``on_left`` is told what an interruption left, or may have left.
     """
     known = list(candidates)
     quota_gone: set[str] = set()
+    swept: set[str] = set()
     for index, candidate in enumerate(known):
         if candidate.verdict not in (Verdict.LIKELY, Verdict.UNKNOWN) or candidate.zone is None:
             continue
@@ -234,15 +245,15 @@ def probe(
             continue
         on_try(candidate)
         aws = aws_of(candidate.region)
-        try:
-            got = reserve(aws, owner, Purpose.PROBE, need.instance_type, candidate.zone, need.nodes, request_id)
-            if isinstance(got, Reservation):
-                cancel(aws, got.id)
-                known[index] = replace(candidate, verdict=Verdict.PROVEN, why="EC2 gave the nodes just now")
-                break
-        except BaseException:  # Ctrl-C too: nothing may stay
+        if candidate.region not in swept:  # what a killed run left counts as used quota
+            swept.add(candidate.region)
             sweep(aws, owner)
-            raise
+        got = try_out(aws, owner, need, candidate.zone, request_id, on_left)
+        if isinstance(got, Reservation):
+            known[index] = replace(candidate, verdict=Verdict.PROVEN, why="EC2 gave the nodes just now")
+            break
+        if got.reason is Refusal.EXPIRED and got.error is not None:
+            raise got.error
         verdict = {Refusal.QUOTA: Verdict.QUOTA_SHORT, Refusal.UNSUPPORTED: Verdict.NOT_OFFERED}.get(
             got.reason, Verdict.REFUSED if got.reason is Refusal.CAPACITY else Verdict.UNKNOWN
         )

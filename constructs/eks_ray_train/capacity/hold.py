@@ -12,8 +12,6 @@ from .model import CapacityError, Need, Reservation, parse_time
 from .reservations import LIFETIME, Owner, Purpose, cancel, log, mine, purpose_of, sweep
 from .stack import whole_since
 
-#: A stack this young may hold slots that its nodes do not use yet.
-YOUNG = timedelta(hours=1)
 #: No run of the handler takes longer: an older probe belongs to nobody.
 PROBE_AT_MOST = timedelta(minutes=15)
 
@@ -87,8 +85,13 @@ class Watch:
 
 
 def watch(event: Mapping[str, Any], aws: Aws) -> dict[str, list[str]]:
-    """One tick of the schedule. Renews only while the stack is whole, the limit is ahead, and the slots are used or the
-    stack is young; trims slots that nobody will use; sweeps probes that nobody waits for. Never makes anything."""
+    """One tick of the schedule. Renews only while the stack is whole, the limit is ahead, and slots are used; trims slots
+    that nobody will use; sweeps probes that nobody waits for. Never makes anything.
+
+    Slots that nobody uses yet need no renewal: the claim gives the hold most of an hour at every change, and a stack is
+    whole only when its nodes have come. Slots that nobody uses any more (``scale 0``) must get none: the schedule knows
+    the template's number of nodes, not the one that EKS was told since.
+    """
     told = Watch.from_event(event)
     now = aws.now()
     since = whole_since(aws, told.owner.stack_id)
@@ -98,13 +101,12 @@ def watch(event: Mapping[str, Any], aws: Aws) -> dict[str, list[str]]:
     for held in mine(aws, told.owner):
         if purpose_of(held) != Purpose.HOLD or held.state != "active":
             continue
-        young = since is not None and now - since < YOUNG
         current = held.id == told.reservation_id  # another one is about to be deleted by CloudFormation
-        if not current or since is None or not ahead or not (held.used or young):
-            done["ending"].append(held.id)
-        elif told.nodes == 0 and held.used == 0:
+        if current and since is not None and told.nodes == 0 and held.used == 0:
             cancel(aws, held.id)
             done["cancelled"].append(held.id)
+        elif not current or since is None or not ahead or not held.used:
+            done["ending"].append(held.id)
         else:
             resize(aws, held, min(held.total, max(told.nodes, held.used)), told.limit_at)
             done["renewed"].append(held.id)

@@ -19,9 +19,12 @@ from .check import BLOCK_WIND_DOWN
 from .model import format_time
 from .request import owner_of, plain_id
 from .reservations import log, sweep
+from .stack import limit_before
 
 #: Workers are asked to checkpoint and leave this long before the node group goes to zero.
 DRAIN_BEFORE = timedelta(minutes=15)
+#: A schedule whose time is over when the rollback comes to it could be refused, and wedge the stack.
+_ROLLBACK_AT_MOST = timedelta(minutes=30)
 
 
 def limit_after(now: datetime, max_hours: int) -> datetime | None:
@@ -45,4 +48,15 @@ def answer_limit(event: Mapping[str, Any], aws: Aws) -> dict[str, Any]:
             log("left-behind", failures=failures)  # each ends by itself within the hour
         return {"PhysicalResourceId": physical_id}
     limit = limit_after(aws.now(), int(event["ResourceProperties"].get("MaxHours", 0)))
+    if limit is not None and event["RequestType"] == "Update":
+        limit = _kept_by_rollback(aws, owner.stack_id, limit)
     return {"PhysicalResourceId": physical_id, "Data": {"LimitAt": format_time(limit)}}
+
+
+def _kept_by_rollback(aws: Aws, stack_id: str, anew: datetime) -> datetime:
+    """A `scale` that fails must not prolong what runs: its rollback keeps the earlier time, if that is far enough ahead."""
+    before = limit_before(aws, stack_id)
+    if before is None or before >= anew or before - DRAIN_BEFORE < aws.now() + _ROLLBACK_AT_MOST:
+        return anew
+    log("limit-kept", limit_at=before, instead_of=anew)
+    return before

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from .aws import AWS_ERRORS, Aws, Refusal, error_text
+from .aws import AWS_ERRORS, Aws, Refusal
 from .model import PLATFORM, CapacityError, Need, Reservation, Zone
 from .offers import availability_zones, offering_zone_ids
 from .quota import Quota, increase_command, read_quota
 from .report import Rank, Row, reason
 from .request import Request, Wish
-from .reservations import Purpose, Refused, cancel, live, reserve
+from .reservations import Purpose, Refused, end, live, reserve
 
 _NEXT_ZONE = (Refusal.CAPACITY, Refusal.UNSUPPORTED, Refusal.THROTTLED, Refusal.UNREACHABLE)
 #: Less than this before the function is killed, and no further zone is tried: the clean-up needs the time.
@@ -126,16 +126,12 @@ def first_reserved(aws: Aws, request: Request, purpose: Purpose, count: int, fie
 
 
 def prove(aws: Aws, request: Request, count: int, field: Field) -> Zone:
-    """The first zone that gave a reservation, which is cancelled at once. Costs the seconds in between."""
+    """The first zone that gave a reservation, which is cancelled at once. Costs the seconds in between.
+
+    Raises :class:`CapacityError`, also where the reservation could not be cancelled.
+    """
     held = first_reserved(aws, request, Purpose.PROBE, count, field)
-    try:
-        cancel(aws, held.id)
-    except AWS_ERRORS as error:
-        raise CapacityError(
-            f"The test reservation {held.id} could not be cancelled ({error_text(error)}); it costs money and quota until "
-            f"it ends by itself within the hour.\nWhat to do: aws ec2 cancel-capacity-reservation "
-            f"--capacity-reservation-id {held.id} --region {request.wish.region}, then deploy again"
-        ) from error
+    end(aws, held)
     return next(zone for zone in field.usable if zone.zone_id == held.zone.zone_id)
 
 

@@ -10,13 +10,14 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Collection
+import re
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
 
 from .aws import AWS_ERRORS, Aws, Refusal, error_code, error_text, refusal_of
-from .model import PLATFORM, TAG_CLAIM, TAG_PURPOSE, TAG_STACK, Reservation, Zone
+from .model import PLATFORM, TAG_CLAIM, TAG_PURPOSE, TAG_STACK, CapacityError, Reservation, Zone, format_time
 
 _LOG = logging.getLogger(__package__)
 LIVE_STATES = ("active", "pending", "assessing")
@@ -26,6 +27,11 @@ LIFETIME = timedelta(minutes=55)
 _POLL_SECONDS = 3.0
 _POLL_AT_MOST = timedelta(minutes=3)
 _ROUNDS = 3
+#: EC2 is eventually consistent: for some seconds it may not know the id that it has just given.
+#: https://docs.aws.amazon.com/ec2/latest/devguide/eventual-consistency.html
+_UNKNOWN_AT_MOST = timedelta(seconds=30)
+#: Less than this before the process is killed, and a cancellation is not tried again: its caller has to say so.
+_LAST_SECONDS = 15
 #: A policy that the same deploy has just changed takes some seconds to be in force everywhere.
 _DENIED_WAITS = (5.0, 10.0, 15.0)
 
@@ -56,6 +62,35 @@ class Refused:
 
     reason: Refusal
     text: str
+    error: BaseException | None = None  # AWS's, where it was one
+
+
+class NotEnded(CapacityError):
+    """A reservation made here that could not be cancelled: it costs money until it ends by itself. ``error``: AWS's."""
+
+    def __init__(self, held: Reservation, error: BaseException) -> None:
+        self.held, self.error = held, error
+        super().__init__(
+            f"The reservation {described(held)} could not be cancelled ({error_text(error)}); it costs money and "
+            f"quota until {ends_text(held)}.\nWhat to do: {cancel_command(held)}, then try again"
+        )
+
+
+def described(held: Reservation) -> str:
+    return f"{held.id} ({held.total} x {held.instance_type} in {held.zone})"
+
+
+def ends_text(held: Reservation) -> str:
+    """When nobody has to do anything any more."""
+    if held.end is None:
+        return "it ends by itself, within two hours"  # every reservation made here has an end date
+    return f"it ends by itself, at most an hour after {format_time(held.end)} UTC"
+
+
+def cancel_command(held: Reservation) -> str:
+    region = re.match(r"[a-z-]+\d+", held.zone.name)  # also of a zone such as us-west-2-lax-1a
+    where = f" --region {region[0]}" if region else ""
+    return f"aws ec2 cancel-capacity-reservation --capacity-reservation-id {held.id}{where}"
 
 
 def purpose_of(held: Reservation) -> str:
@@ -69,9 +104,20 @@ def client_token(owner: Owner, *parts: object) -> str:
 
 
 def reserve(
-    aws: Aws, owner: Owner, purpose: Purpose, instance_type: str, zone: Zone, count: int, request_id: str
+    aws: Aws,
+    owner: Owner,
+    purpose: Purpose,
+    instance_type: str,
+    zone: Zone,
+    count: int,
+    request_id: str,
+    on_made: Callable[[Reservation], None] = lambda held: None,
 ) -> Reservation | Refused:
-    """Reserves ``count`` instances in ``zone`` and waits until they are ``active``. Billing starts with that."""
+    """Reserves ``count`` instances in ``zone`` and waits until they are ``active``. Billing starts with that.
+
+    ``on_made`` is told of the reservation as soon as it exists, so that a caller that is interrupted can end it. Raises
+    :class:`NotEnded` where it neither became active nor could be cancelled.
+    """
     waits = list(_DENIED_WAITS)
     attempt = 0
     while attempt < _ROUNDS:
@@ -90,7 +136,7 @@ def reserve(
             )
             held = Reservation.from_ec2(answer["CapacityReservation"])
         except AWS_ERRORS as error:
-            refused = Refused(reason=refusal_of(error), text=error_text(error))
+            refused = Refused(reason=refusal_of(error), text=error_text(error), error=error)
             # The end date differs between two deliveries of one event, so EC2 may call the repeated token a mismatch;
             # and a lost answer may hide a success. Either way the tags tell whether it exists.
             mismatch = error_code(error) == "IdempotentParameterMismatch"
@@ -99,7 +145,10 @@ def reserve(
                 continue
             if not mismatch and refused.reason not in (Refusal.UNREACHABLE, Refusal.THROTTLED):
                 return refused
-            twin = _twin(aws, owner, purpose, instance_type, zone, count)
+            try:
+                twin = _twin(aws, owner, purpose, instance_type, zone, count)
+            except AWS_ERRORS:
+                return refused  # not known whether it exists: asking afresh could make a second one
             if twin is None:
                 if mismatch:
                     attempt += 1
@@ -109,6 +158,7 @@ def reserve(
         if held.state in ("cancelled", "expired"):
             attempt += 1  # an earlier delivery of this request made and ended it: ask afresh
             continue
+        on_made(held)
         return _await_active(aws, held)
     return Refused(reason=Refusal.INVALID, text="every attempt of this request was made and cancelled before")
 
@@ -122,14 +172,21 @@ def _twin(aws: Aws, owner: Owner, purpose: Purpose, instance_type: str, zone: Zo
 
 
 def _await_active(aws: Aws, held: Reservation) -> Reservation | Refused:
-    """``pending`` becomes ``active`` or ``failed``; a reservation that stays pending is cancelled and refused."""
+    """``pending`` becomes ``active`` or ``failed``; a reservation that stays pending is cancelled and refused.
+
+    Raises :class:`NotEnded` where EC2 does not let it be cancelled: it may still become active, and be paid for.
+    """
     give_up = aws.now() + _POLL_AT_MOST
     while held.state in ("pending", "assessing"):
         if aws.now() >= give_up or aws.seconds_left() < 60:
-            cancel(aws, held.id)
+            end(aws, held)
             return Refused(reason=Refusal.CAPACITY, text=f"still {held.state} after {_POLL_AT_MOST}")
         aws.sleep(_POLL_SECONDS)
-        held = read(aws, held.id) or held
+        try:
+            held = read(aws, held.id) or held
+        except AWS_ERRORS as error:
+            end(aws, held)
+            return Refused(reason=refusal_of(error), text=error_text(error), error=error)
     if held.state != "active":
         return Refused(reason=Refusal.CAPACITY, text=f"the reservation became {held.state}")
     return held
@@ -163,15 +220,44 @@ def mine(aws: Aws, owner: Owner) -> list[Reservation]:
     return [held for held in live(aws) if owner.owns(held)]
 
 
-def cancel(aws: Aws, reservation_id: str) -> None:
-    """Ends one reservation; one that has ended, or never was, is as good as cancelled. Raises other errors."""
+def cancel(aws: Aws, reservation_id: str, *, fresh: bool = False) -> None:
+    """Ends one reservation; one that has ended, or never was, is as good as cancelled. Raises other errors.
+
+    ``fresh``: EC2 has given us the id a moment ago, so an answer that it knows no such id, or that the reservation is in
+    no state to be cancelled, is tried again for half a minute, then raised. Without it the age of the id is not known.
+    """
+    give_up = aws.now() + _UNKNOWN_AT_MOST
+    wait = 1.0
+    while True:
+        try:
+            aws.call(aws.ec2.cancel_capacity_reservation, CapacityReservationId=reservation_id)
+        except AWS_ERRORS as error:
+            code = error_code(error)
+            if not code.startswith("InvalidCapacityReservation"):
+                raise
+            if code.startswith("InvalidCapacityReservationId"):
+                ended = not fresh
+            else:
+                # A state that cannot be cancelled: any more, or, while it is pending, not yet.
+                held = read(aws, reservation_id)
+                ended = not fresh if held is None else held.state not in LIVE_STATES
+            if ended:
+                return
+            if not fresh or aws.now() >= give_up or aws.seconds_left() < _LAST_SECONDS:
+                raise
+        else:
+            log("cancelled", reservation=reservation_id)
+            return
+        aws.sleep(wait)
+        wait = min(8.0, wait * 2)
+
+
+def end(aws: Aws, held: Reservation) -> None:
+    """Cancels a reservation that was made a moment ago. Raises :class:`NotEnded`, which names it and its end."""
     try:
-        aws.call(aws.ec2.cancel_capacity_reservation, CapacityReservationId=reservation_id)
+        cancel(aws, held.id, fresh=True)
     except AWS_ERRORS as error:
-        if error_code(error).startswith("InvalidCapacityReservation"):
-            return  # NotFound, Malformed, or a state that cannot be cancelled any more
-        raise
-    log("cancelled", reservation=reservation_id)
+        raise NotEnded(held, error) from error
 
 
 def sweep(
@@ -201,7 +287,7 @@ def sweep(
         try:
             cancel(aws, held.id)
         except AWS_ERRORS as error:
-            failures.append(f"{held.id} could not be cancelled ({error_text(error)})")
+            failures.append(f"{held.id} could not be cancelled ({error_text(error)}); {ends_text(held)}")
     return failures
 
 

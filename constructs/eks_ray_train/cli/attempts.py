@@ -10,10 +10,10 @@ from typing import Any
 
 from eks_ray_train.capacity.find import Candidate, Verdict, rank
 from eks_ray_train.capacity.quota import increase_command
-from eks_ray_train.errors import EksRayTrainError, NoCapacityError
+from eks_ray_train.errors import EksRayTrainError, NoCapacityError, UsageError
 
 from . import capacity_view
-from .cdk_json import replace_text, write_settings
+from .cdk_json import Changes
 from .consent import note
 from .deployment import Deployment
 from .places import Search
@@ -31,11 +31,11 @@ class Attempts:
     deployment: Deployment
     home: str | None = None
     tried: list[Candidate] = field(default_factory=list)  # verdict and why as they turned out
-    _before: str = ""
+    # A run lasts up to an hour, in which cdk.json may be edited: only the run's own values are ever put back.
+    changes: Changes = field(default_factory=lambda: Changes(CDK_JSON))
 
     def run(self) -> Candidate:
         """The place that worked. Raises NoCapacityError where none did, EksRayTrainError for any other failure."""
-        self._before = CDK_JSON.read_text(encoding="utf-8")
         region = self.home
         while True:
             place = self.search.next(
@@ -46,7 +46,7 @@ class Attempts:
                 if self._attempt(place):
                     return place
             elif region is None:
-                replace_text(CDK_JSON, self._before)
+                self._put_back()
                 raise no_place(self.search, self.tried)
             else:
                 self._leave(region)
@@ -61,7 +61,10 @@ class Attempts:
         updates = self.search.updates(place)
         self.deployment.bootstrap(place.region)
         # Before anything is made: a second run goes on here, and `down` finds it.
-        write_settings(CDK_JSON, updates)
+        try:
+            self.changes.write(updates)
+        except UsageError as unwritten:
+            raise UsageError(f"{unwritten}\n{self._what_stands(place.region)}") from None
         note(f"cdk deploy --all in {place.region}, GPU nodes in {place.zone}")
         failures = self.deployment.deploy(place.region, updates)
         if failures is None:
@@ -81,6 +84,13 @@ class Attempts:
             note("taking away the training stack only; network and cluster stay for the next zone")
             self.deployment.destroy(place.region, updates, (TRAINING,), exclusively=True)
         return False
+
+    def _put_back(self) -> None:
+        """cdk.json says again what it said; where it cannot, that must not hide why no place was found."""
+        try:
+            self.changes.put_back()
+        except UsageError as error:
+            note(f"cdk.json still names the place that was tried last: {error}")
 
     def _leave(self, region: str) -> None:
         """Takes away what this run made in a region without capacity."""

@@ -31,6 +31,8 @@ exit codes: 0 a place fits, 5 none does, 1 it could not be known (a permission i
 BLOCK_HOURS = 24
 # A reservation is cancelled within seconds; a minute is charged at least (not confirmed by AWS's pages).
 PROBE_MINUTES = 1
+# The tag by which a later run finds a test reservation that a killed one left.
+PROBE_CLAIM = "capacity-find"
 
 
 def add_parser(subparsers: argparse._SubParsersAction[Any]) -> None:
@@ -106,6 +108,7 @@ def run_find(args: argparse.Namespace) -> int:
     from eks_ray_train.capacity.find import GOOD, Verdict, find, with_market
     from eks_ray_train.capacity.limit import limit_after
     from eks_ray_train.cli import capacity_view as view
+    from eks_ray_train.cli.proving import owner
     from eks_ray_train.instances import get_instance_type
 
     settings, need = _asked(args)
@@ -125,6 +128,7 @@ def run_find(args: argparse.Namespace) -> int:
             run_until=limit_after(account.aws_of(account.home).now(), settings.max_hours),
             block_hours=BLOCK_HOURS if gpu.capacity_block else 0,
             on_done=lambda region: bar.update(),
+            leftovers_of=owner(account, PROBE_CLAIM) if args.probe else None,
         )
         prices, problems = market.result()
     candidates = with_market(findings, prices)
@@ -180,9 +184,7 @@ def _market(account: Account, need: Need, regions: list[str], usd: float | None)
 
 
 def _probe(args: argparse.Namespace, account: Account, need: Need, candidates: list[Candidate]) -> list[Candidate]:
-    from eks_ray_train.capacity.aws import AWS_ERRORS, error_text
-    from eks_ray_train.capacity.find import probe
-    from eks_ray_train.capacity.reservations import Owner
+    from eks_ray_train.cli.proving import prove, stopped_as_interrupt
 
     usd = max((c.usd_per_hour for c in candidates if c.usd_per_hour is not None), default=None)
     cost = "an unknown price" if usd is None else f"about ${usd * need.nodes * PROBE_MINUTES / 60:.2f}"
@@ -193,27 +195,25 @@ def _probe(args: argparse.Namespace, account: Account, need: Need, candidates: l
         print(f"{text}. Go on? [y/N] ", end="", file=sys.stderr, flush=True)
         if sys.stdin.readline().strip().lower() not in ("y", "yes"):
             raise UsageError("--probe was not agreed to; nothing was reserved")
-    owner = Owner(stack_id=f"eks-ray-train-cli/{account.id}", claim="capacity-find")
-    request_id = uuid.uuid4().hex
-    try:
-        return probe(
+    with stopped_as_interrupt():
+        return prove(
             candidates,
-            account.aws_of,
+            account,
             need,
-            owner,
-            request_id,
+            PROBE_CLAIM,
+            uuid.uuid4().hex,
             on_try=lambda c: print(f"trying {c.zone} …", file=sys.stderr, flush=True),
         )
-    except AWS_ERRORS as error:
-        raise EksRayTrainError(
-            f"the test reservation could not be ended ({error_text(error)}); it ends by itself within the hour"
-        ) from None
 
 
 def _write(candidates: list[Candidate], need: Need) -> dict[str, tuple[Any, Any]]:
     from eks_ray_train.capacity.find import settings_for
-    from eks_ray_train.cli.cdk_json import write_settings
+    from eks_ray_train.cli import aws_session
+    from eks_ray_train.cli.cdk_json import check_move, write_settings
+    from eks_ray_train.settings import load_settings
 
+    old = load_settings(Path("cdk.json")).region
+    check_move(old, candidates[0].region, lambda r: aws_session.open_session(r).client("cloudformation", r))
     updates = {
         **settings_for(candidates[0], candidates, need),
         "gpu_instance_type": need.instance_type,

@@ -81,7 +81,13 @@ def take_away(args: argparse.Namespace, settings: Settings, deployment: Deployme
             problem = str(error)
             out(args, problem)
     else:
-        out(args, f"no stack of this app in {region}")
+        # A region that moved since the deploy must not make this look like the end of all costs.
+        source = "cdk.json's region" if settings.region else "your own region, since cdk.json names none"
+        out(
+            args,
+            f"no stack of this app in {region}; looked only there ({source}). If it was deployed in another region, "
+            "set region in cdk.json to that one and run `eks-ray-train down` again",
+        )
     report = look(deployment.session, region, settings)
     out(args, "\n" + teardown.text(report))
     code = report.exit_code or (ExitCode.UNEXPECTED if problem else ExitCode.OK)

@@ -29,8 +29,8 @@ examples:
   eks-ray-train init --region us-east-2 --yes
   eks-ray-train init --private           private endpoint only: submit then works inside the VPC or through a tunnel
 
-exit codes: 0 good, 2 wrong use, nobody agreed, or credentials that cannot administer a cluster, 1 something was
-not answered
+exit codes: 0 good, 2 wrong use, nobody agreed, credentials that cannot administer a cluster, or stacks that stand
+in the region that cdk.json names until now, 1 something was not answered
 """
 
 
@@ -72,7 +72,7 @@ def initialize(
 ) -> int:
     """The command with its clients given."""
     from eks_ray_train.cli.aws_session import aws_errors
-    from eks_ray_train.cli.cdk_json import edit, replace_text
+    from eks_ray_train.cli.cdk_json import check_move, edit, read_text, write_settings
     from eks_ray_train.cli.consent import agree, note, out
     from eks_ray_train.settings import BLOCK, from_mapping, load_settings, read_cdk_json
 
@@ -82,6 +82,7 @@ def initialize(
         raise UsageError(f'cdk.json has no "{BLOCK}" block under "context"; restore it')
     session = session_of(args.region or settings.region)
     caller = session.caller()
+    check_move(settings.region, session.home, lambda region: session.client("cloudformation", region))
     principal = _principal(session, caller, settings)
     with aws_errors("ec2:DescribeAvailabilityZones"):
         zones = _zones(session, session.home)
@@ -98,7 +99,7 @@ def initialize(
     bootstrapped = _bootstrapped(session)
     changed = {key: value for key, value in updates.items() if block.get(key) != value}
     from_mapping({**block, **changed})  # every problem is told before anything is written
-    before = CDK_JSON.read_text(encoding="utf-8")
+    before = read_text(CDK_JSON)
     after = edit(before, changed)
 
     out(args, f"account {caller.account}, {caller.arn}\nregion {session.home}, zones {', '.join(zones)}")
@@ -117,7 +118,13 @@ def initialize(
         )
         out(args, "\n" + "\n".join(difference) + "\n")
         agree(args, "Write this into cdk.json?", refused="cdk.json is as it was")
-        replace_text(CDK_JSON, after)
+        # The question may have stood for an hour: what was edited meanwhile stays, unless it is what was agreed to.
+        now = read_cdk_json(CDK_JSON).get(BLOCK) or {}
+        if moved := [key for key in changed if now.get(key) != block.get(key)]:
+            raise UsageError(
+                f"{', '.join(moved)} in cdk.json changed while init asked; cdk.json is as it is now: run init again"
+            )
+        write_settings(CDK_JSON, changed)
         note("cdk.json: written")
     else:
         out(args, "cdk.json: nothing to change")

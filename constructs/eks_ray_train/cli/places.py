@@ -12,15 +12,15 @@ from eks_ray_train.capacity.find import (
     RegionFinding,
     Verdict,
     find,
-    probe,
     rank,
     settings_for,
     with_market,
 )
 from eks_ray_train.capacity.limit import limit_after
 from eks_ray_train.capacity.model import TAG_STACK, Mode, Need
-from eks_ray_train.capacity.reservations import Owner
 from eks_ray_train.errors import NoCapacityError
+
+from .proving import owner, prove
 
 if TYPE_CHECKING:
     from eks_ray_train.settings import Settings
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 _TRY = (*GOOD, Verdict.UNKNOWN)
 _PROVES = ("probe", "hold")
+# The tag by which a later run finds a test reservation that a killed one left.
+_CLAIM = "up"
 
 
 @dataclass
@@ -51,16 +53,15 @@ class Search:
         """The best place left, in ``region`` where one is given; taken off the list. None where there is none.
 
         With capacity ``probe`` or ``hold``, EC2 is asked for the nodes first, place by place, so that a place without
-        capacity costs seconds and not a deploy. Places it refused are no longer promising.
+        capacity costs seconds and not a deploy. Places it refused are no longer promising. Raises as ``proving.prove``.
         """
         pool = [c for c in self.promising if region is None or c.region == region]
         if not pool:
             return None
         asks = self.settings.capacity in _PROVES and pool[0].verdict is not Verdict.RESERVED
         if asks:
-            owner = Owner(stack_id=f"eks-ray-train-cli/{self.account.id}", claim="up")
             rest = [c for c in self.candidates if c not in pool]
-            pool = probe(pool, self.account.aws_of, self.need, owner, request_id, on_try=on_try)
+            pool = prove(pool, self.account, self.need, _CLAIM, request_id, on_try)
             self.candidates = [*rank(pool), *rest]
             pool = [c for c in pool if c.verdict in _TRY]
             if not pool:
@@ -119,7 +120,8 @@ def search(
     until = limit_after(account.aws_of(account.home).now(), settings.max_hours)
     if settings.capacity_reservation_id:
         return _given(settings, account, need, regions, until)
-    findings = find(regions, account.aws_of, need, account=account.id, run_until=until)
+    leftovers = owner(account, _CLAIM) if settings.capacity in _PROVES else None
+    findings = find(regions, account.aws_of, need, account=account.id, run_until=until, leftovers_of=leftovers)
     candidates = [_own(c, settings) for c in with_market(findings, market_of(need))]
     allowed = [c for c in rank(candidates) if c.zone is None or c.zone.name in zones_of.get(c.region, (c.zone.name,))]
     allowed.sort(key=lambda c: _key(c, regions))

@@ -13,6 +13,7 @@ from eks_ray_train.errors import ClusterNotReadyError, EksRayTrainError, ExitCod
 
 if TYPE_CHECKING:
     from eks_ray_train.cli.deployment import Deployment
+    from eks_ray_train.cli.stack_state import StackState
     from eks_ray_train.settings import Settings
 
 MAX_NODES = 450  # of one managed node group: https://docs.aws.amazon.com/eks/latest/userguide/service-quotas.html
@@ -21,9 +22,10 @@ EPILOG = """\
 scale N (N > 0) deploys the training stack with N nodes: the capacity claim asks EC2 again (only for the nodes it
 lacks, in the zone where nodes run), the spending limit counts anew from now, and the node group gets N nodes,
 also after the limit or `scale 0` took them away. cdk.json then says N (and H). Where EC2 has no capacity,
-everything stays as it was: exit code 5. scale 0 tells EKS directly to drain and stop the GPU nodes, which takes
-seconds to start and needs no deploy. Network and cluster stay (about $0.35 an hour); `eks-ray-train down` takes
-them away. cdk.json keeps its number of nodes.
+everything stays as it was: exit code 5. scale 0 tells EKS directly to drain and stop the GPU nodes, whatever state
+the stack is in, which takes seconds to start and needs no deploy; a reservation of the stack's own (capacity hold)
+is cancelled at once. Network and cluster stay (about $0.35 an hour); `eks-ray-train down` takes them away. cdk.json
+keeps its number of nodes.
 
 examples:
   eks-ray-train scale 4               four nodes; limit counted anew with the same max_hours
@@ -80,6 +82,9 @@ def scale(args: argparse.Namespace, settings: Settings, deployment: Deployment, 
     from eks_ray_train.cli.stack_state import TRAINING
 
     region = deployment.session.home
+    if args.nodes == 0:
+        return _to_zero(args, settings, deployment, region)
+    _check_cdk_json()
     deployment.settle(region)
     if not deployment.training_stands(region):
         raise ClusterNotReadyError(f"no training stack stands in {region}; deploy with `eks-ray-train up`")
@@ -89,10 +94,90 @@ def scale(args: argparse.Namespace, settings: Settings, deployment: Deployment, 
         raise ClusterNotReadyError(
             f"{TRAINING} has no outputs ClusterName and NodeGroupName; run `cdk deploy {TRAINING}` once"
         )
-    if args.nodes == 0:
-        _set_nodes(deployment, names, 0)
-        return _finish(args, deployment, region, outputs)
     return _up_to(args, settings, deployment, region, names, now)
+
+
+def _to_zero(args: argparse.Namespace, settings: Settings, deployment: Deployment, region: str) -> int:
+    """Neither waits for CloudFormation nor asks for a whole stack: nodes run, and cost, in its broken states too."""
+    from eks_ray_train.cli.consent import note
+    from eks_ray_train.cli.stack_state import TRAINING, read_stack
+
+    deployment.region = region
+    state = read_stack(deployment.cloudformation(region), TRAINING)
+    if state is None or not state.stands:
+        raise ClusterNotReadyError(f"no training stack stands in {region}; deploy with `eks-ray-train up`")
+    names = state.outputs.get("ClusterName", ""), state.outputs.get("NodeGroupName", "")
+    _set_nodes(deployment, names if all(names) else _names_of_resource(deployment, state), 0)
+    if state.moving:
+        # Without its hold the update that goes on could fail.
+        note(
+            f"{state}: CloudFormation goes on and may start nodes again, and a reservation (capacity hold) stays and costs "
+            "until it ends by itself within two hours; run `eks-ray-train scale 0` once more when CloudFormation is done"
+        )
+    else:
+        _end_holds(settings, deployment, region, state)
+    return _finish(args, deployment, region, state.outputs)
+
+
+def _names_of_resource(deployment: Deployment, state: StackState) -> tuple[str, str]:
+    """Cluster and node group of a stack that never came to have outputs. Raises ClusterNotReadyError without a group."""
+    from eks_ray_train.cli.aws_session import aws_errors
+
+    cloudformation = deployment.cloudformation(deployment.region)
+    with aws_errors("cloudformation:DescribeStackResources"):
+        found = cloudformation.describe_stack_resources(StackName=state.name)["StackResources"]
+    for resource in found:
+        # "cluster/group": https://docs.aws.amazon.com/AWSCloudFormation/latest/TemplateReference/aws-resource-eks-nodegroup.html
+        cluster, _, group = resource.get("PhysicalResourceId", "").partition("/")
+        if resource["ResourceType"] == "AWS::EKS::Nodegroup" and group:
+            return cluster, group
+    raise ClusterNotReadyError(f"{state} has no node group, so no GPU node; `eks-ray-train down` takes the stack away")
+
+
+def _end_holds(settings: Settings, deployment: Deployment, region: str, state: StackState) -> None:
+    """Cancels the stack's own reservations at once: EC2 lets the nodes in them run on until EKS has drained them.
+
+    Raises EksRayTrainError that says what goes on costing, and until when, where one cannot be cancelled.
+    """
+    from eks_ray_train.capacity.aws import AWS_ERRORS, Aws, explain
+    from eks_ray_train.capacity.model import TAG_STACK, format_time
+    from eks_ray_train.capacity.reservations import cancel, live
+    from eks_ray_train.cli.consent import note
+
+    aws = Aws(ec2=deployment.session.client("ec2", region), sleep=deployment.sleep)
+    told = "EKS drains the GPU nodes, but"
+    try:
+        found = [held for held in live(aws) if held.tags.get(TAG_STACK) == state.stack_id]
+    except AWS_ERRORS as error:
+        if settings.capacity != "hold":
+            return  # no hold is expected, so there is nothing that this identity would have to see
+        raise EksRayTrainError(
+            f"{told} whether a reservation (capacity hold) is left is not known "
+            f"({explain('ec2:DescribeCapacityReservations', error)}); its empty slots cost the nodes' price until it "
+            "ends by itself, at most two hours after the last node; allow the action and run `eks-ray-train scale 0` again"
+        ) from None
+    for held in found:
+        try:
+            cancel(aws, held.id)
+        except AWS_ERRORS as error:
+            raise EksRayTrainError(
+                f"{told} reservation {held.id} could not be cancelled ({explain('ec2:CancelCapacityReservation', error)})"
+                f": its {held.total} x {held.instance_type} cost their price, used or not, until it ends by itself (end "
+                f"date {format_time(held.end)} UTC now; at most two hours after the last node); run `aws ec2 "
+                f"cancel-capacity-reservation --capacity-reservation-id {held.id} --region {region}`"
+            ) from None
+        note(f"EC2: reservation {held.id} ({held.total} x {held.instance_type}) is cancelled")
+
+
+def _check_cdk_json() -> None:
+    """Raises UsageError where cdk.json could not be written at the end: told before anybody pays or waits."""
+    from eks_ray_train.cli.cdk_json import write_settings
+    from eks_ray_train.cli.writable import check_writable
+
+    path = Path("cdk.json")
+    write_settings(path, {})  # reads it as the write will
+    # A new file takes the old one's place, so the folder decides.
+    check_writable(path.resolve().parent, "the folder of cdk.json", folder=True)
 
 
 def _up_to(
@@ -105,8 +190,7 @@ def _up_to(
 ) -> int:
     from dataclasses import replace
 
-    from eks_ray_train.cli.cdk_json import write_settings
-    from eks_ray_train.cli.consent import agree, note
+    from eks_ray_train.cli.consent import agree
     from eks_ray_train.cli.stack_state import ARM_PARAMETER, TRAINING
     from eks_ray_train.cli.up import limit_line, price_line
 
@@ -123,16 +207,31 @@ def _up_to(
     # Colons and all: the parameter's pattern takes them, and a person can read it in the console.
     armed = now().strftime("%Y-%m-%dT%H:%M:%SZ")
     deployment.deploy_in_place(region, updates, (TRAINING,), parameters={f"{TRAINING}:{ARM_PARAMETER}": armed})
-    for key, (old, new) in write_settings(Path("cdk.json"), updates).items():
-        note(f"cdk.json: {key}: {json.dumps(old)} -> {json.dumps(new)}")
     outputs = deployment.states(region)[TRAINING].outputs
     # A new node group has a new name; and CloudFormation leaves a group alone whose own properties did not change,
-    # though the
-    # limit or `scale 0` took its nodes away.
+    # though the limit or `scale 0` took its nodes away.
     names = outputs.get("ClusterName", names[0]), outputs.get("NodeGroupName", names[1])
-    if not outputs.get("CapacityNote", "").startswith("the Capacity Block starts at"):
-        _set_nodes(deployment, names, args.nodes)
+    try:
+        if not outputs.get("CapacityNote", "").startswith("the Capacity Block starts at"):
+            _set_nodes(deployment, names, args.nodes)
+    finally:  # the stack has the number already, whatever EKS says
+        _write(updates)
     return _finish(args, deployment, region, outputs)
+
+
+def _write(updates: dict[str, Any]) -> None:
+    from eks_ray_train.cli.cdk_json import write_settings
+    from eks_ray_train.cli.consent import note
+
+    try:
+        changed = write_settings(Path("cdk.json"), updates)
+    except (OSError, UsageError) as error:
+        text = ", ".join(f"{key} {json.dumps(value)}" for key, value in updates.items())
+        raise EksRayTrainError(
+            f"{error}. The stack is deployed all the same, with {text}: set that in cdk.json, or the next deploy goes back"
+        ) from None
+    for key, (old, new) in changed.items():
+        note(f"cdk.json: {key}: {json.dumps(old)} -> {json.dumps(new)}")
 
 
 def _set_nodes(deployment: Deployment, names: tuple[str, str], nodes: int) -> None:

@@ -52,6 +52,7 @@ def run(args: argparse.Namespace) -> int:
     from eks_ray_train.cli.aws_session import open_session
     from eks_ray_train.cli.cdk_runner import find_cdk
     from eks_ray_train.cli.deployment import Deployment
+    from eks_ray_train.cli.proving import stopped_as_interrupt
     from eks_ray_train.settings import load_settings
 
     settings = load_settings(Path("cdk.json"))
@@ -59,9 +60,22 @@ def run(args: argparse.Namespace) -> int:
     if args.regions is not None and not named:
         raise UsageError(f"--regions must name at least one region, got {args.regions!r}")
     cdk = find_cdk(quiet_stdout=args.json)
+    _check_cdk_json()
     session = open_session(settings.region or (named[0] if named else None))
-    with Deployment.open(cdk, session, again="eks-ray-train up") as deployment:
+    with stopped_as_interrupt(), Deployment.open(cdk, session, again="eks-ray-train up") as deployment:
         return deploy(args, settings, named, deployment)
+
+
+def _check_cdk_json() -> None:
+    """Raises UsageError where cdk.json could not be written later: told before EC2 is asked and anybody pays."""
+    from eks_ray_train.cli.cdk_json import write_settings
+    from eks_ray_train.cli.writable import check_writable
+
+    path = Path("cdk.json")
+    write_settings(path, {})  # reads it as the write will
+    check_writable(path, "up writes the place that it finds into the settings, and")
+    # A new file takes the old one's place, so the folder has its say as well.
+    check_writable(path.resolve().parent, "up writes cdk.json anew, and the folder", folder=True)
 
 
 def deploy(args: argparse.Namespace, settings: Settings, named: list[str], deployment: Deployment) -> int:
@@ -164,15 +178,37 @@ def _in_place(args: argparse.Namespace, settings: Settings, region: str, deploym
     from eks_ray_train.cli.consent import agree
 
     nodes = settings.gpu_node_count
+    asleep = (
+        ""
+        if _gpu_nodes(deployment, region) != 0
+        else (" No GPU node runs now, and up starts them only where a change makes a new or larger node group.")
+    )
     agree(
         args,
         f"The training stack stands in {region}: up deploys what changed since, in place: "
-        f"{price_line(settings, nodes)}.",
+        f"{price_line(settings, nodes)}.{asleep}",
         refused="nothing was deployed",
     )
     deployment.bootstrap(region)
     deployment.deploy_in_place(region, {"region": region})
     return _finish(args, deployment, region, [])
+
+
+def _gpu_nodes(deployment: Deployment, region: str) -> int | None:
+    """How many GPU nodes EKS is told to run: `scale 0` and the spending limit tell it so past CloudFormation. None where it
+    is not known, which changes no more than a sentence."""
+    from eks_ray_train.capacity.aws import AWS_ERRORS
+    from eks_ray_train.cli.stack_state import TRAINING
+
+    state = deployment.states(region).get(TRAINING)
+    outputs = state.outputs if state else {}
+    try:
+        group = deployment.session.client("eks", region).describe_nodegroup(
+            clusterName=outputs["ClusterName"], nodegroupName=outputs["NodeGroupName"]
+        )["nodegroup"]
+        return int(group["scalingConfig"]["desiredSize"])
+    except (KeyError, *AWS_ERRORS):
+        return None
 
 
 def _finish(args: argparse.Namespace, deployment: Deployment, region: str, attempts: list[dict[str, Any]]) -> int:
@@ -182,9 +218,12 @@ def _finish(args: argparse.Namespace, deployment: Deployment, region: str, attem
     outputs = deployment.states(region)[TRAINING].outputs if TRAINING in deployment.states(region) else {}
     zone, limit = outputs.get("GpuZone", ""), outputs.get("SpendingLimitAt", "")
     out(args, f"deployed in {region}{f', GPU nodes in {zone}' if zone else ''}")
-    if limit:
-        out(args, f"GPU nodes go to zero at {limit} UTC; `eks-ray-train scale N` re-arms, `scale 0` stops earlier")
-    out(args, f"next: {outputs.get('SubmitCommand', 'eks-ray-train submit -- --steps 10')}")
+    if _gpu_nodes(deployment, region) == 0:
+        out(args, "no GPU node runs: run `eks-ray-train scale N` to have nodes")
+    else:
+        if limit:
+            out(args, f"GPU nodes go to zero at {limit} UTC; `eks-ray-train scale N` re-arms, `scale 0` stops earlier")
+        out(args, f"next: {outputs.get('SubmitCommand', 'eks-ray-train submit -- --steps 10')}")
     if args.json:
         print(json.dumps({"region": region, "zone": zone, "outputs": outputs, "attempts": attempts, "exit_code": 0}))
     return int(ExitCode.OK)
