@@ -104,7 +104,7 @@ class Checkpointer:
         problem: str | None = None
         size = 0
         try:
-            size = self._write_files(target, staged, facts)
+            size = self._write_files(target, step, staged, facts)
         except (
             Exception,
             CheckpointException,
@@ -121,14 +121,19 @@ class Checkpointer:
         if self.on_result is not None:
             self.on_result(self._result)
 
-    def _write_files(self, target: Location, staged: Any, facts: dict[str, Any]) -> int:
+    def _write_files(self, target: Location, step: int, staged: Any, facts: dict[str, Any]) -> int:
         """Write, upload, and commit; returns the bytes of all files. Raises on every rank if any rank failed."""
-        if target.is_local:
-            folder, scratch = Path(target.path), None
-        else:
-            folder = scratch = Path(tempfile.mkdtemp(prefix="checkpoint-"))
+        folder, scratch = Path(target.path), None
+        trouble: str | None = None
         try:
+            if not target.is_local:
+                folder = scratch = Path(tempfile.mkdtemp(prefix="checkpoint-"))
             folder.mkdir(parents=True, exist_ok=True)
+        except Exception as error:
+            trouble = _short(error)
+        try:
+            # A rank that left alone would meet the others' collectives of this save with those of its next one.
+            self._agree(step, trouble)
             digests = write_sharded(staged, folder, self.group, self._pace)
             mine: dict[str, dict[str, Any]] | str
             try:
@@ -136,26 +141,36 @@ class Checkpointer:
                 if scratch is not None:
                     for name in mine:
                         upload(folder / name, target.join(name), self._pace)
-            except OSError as error:
+            except Exception as error:
                 mine = _short(error)
         finally:
             if scratch is not None:
                 shutil.rmtree(scratch, ignore_errors=True)
-        everyone: list[Any] = [None] * dist.get_world_size(self.group)
-        dist.all_gather_object(everyone, mine, group=self.group)
-        failed = [f"rank {rank}: {answer}" for rank, answer in enumerate(everyone) if isinstance(answer, str)]
-        if failed:
-            raise CheckpointError("; ".join(failed))
-        files = {name: facts_of for answer in everyone for name, facts_of in answer.items()}
+        files = {name: entry for answer in self._agree(step, mine) for name, entry in answer.items()}
         self._commit(target, files, facts)
         return sum(entry["bytes"] for entry in files.values())
+
+    def _agree(self, step: int, answer: Any) -> list[Any]:
+        """Every rank's answer, by rank. Raises on every rank where one is a text (what went wrong there), or where the
+        ranks are not at the same step: their files would make one checkpoint of two states."""
+        everyone: list[Any] = [None] * dist.get_world_size(self.group)
+        dist.all_gather_object(everyone, (step, answer), group=self.group)
+        failed = [f"rank {rank}: {said}" for rank, (_, said) in enumerate(everyone) if isinstance(said, str)]
+        if failed:
+            raise CheckpointError("; ".join(failed))
+        steps = sorted({at for at, _ in everyone})
+        if len(steps) > 1:
+            raise CheckpointError(
+                f"the ranks save different steps ({', '.join(map(str, steps))}); all must save the same"
+            )
+        return [said for _, said in everyone]
 
     def _own_files(self, folder: Path, digests: dict[str, str]) -> dict[str, dict[str, Any]]:
         return {name: {"bytes": (folder / name).stat().st_size, "sha256": digest} for name, digest in digests.items()}
 
     def _commit(self, target: Location, files: dict[str, Any], facts: dict[str, Any]) -> None:
-        """Rank 0 looks that every file is there, writes the marker and removes old checkpoints; all learn the outcome."""
-        problem = [None]
+        """Rank 0 looks that every file is there and writes the marker; all learn the outcome. Then old ones are removed."""
+        problem: list[str | None] = [None]
         if self.rank == 0:
             try:
                 there = {info.base_name: info.size for info in target.list()}
@@ -165,34 +180,40 @@ class Checkpointer:
                         f"{target.uri} lacks {', '.join(missing[:3])}: the storage path must be one that all nodes share"
                     )
                 target.join(MARKER).write_json({**facts, "files": files, "attempt": self.attempt})
-                self._remove_old(target)
-            except (OSError, CheckpointError) as error:
-                problem = [_short(error)]  # type: ignore[list-item]
+            except Exception as error:
+                problem = [_short(error)]
         dist.broadcast_object_list(problem, src=0, group=self.group)
         if problem[0]:
-            raise CheckpointError(str(problem[0]))
+            raise CheckpointError(problem[0])
+        if self.rank == 0:
+            self._remove_old(target, facts.get("lineage"))
 
-    def _remove_old(self, newest: Location) -> None:
-        """Keep the newest ``keep`` complete checkpoints; of older attempts remove incomplete folders too."""
-        complete = self.run.saved()
-        kept = {saved.location.path for saved in complete[: self.keep]} | {newest.path}
-        for saved in complete:
-            if saved.location.path not in kept:
-                saved.location.delete()
-        whole = {saved.location.path for saved in complete}
-        for info in self.run.checkpoints.list():
-            if (
-                info.path not in whole
-                and info.path != newest.path
-                and not info.base_name.endswith(f"-a{self.attempt:04d}")
-            ):
-                self.run.checkpoints.join(info.base_name).delete()
+    def _remove_old(self, newest: Location, lineage: int | None) -> None:
+        """Remove what ``RunFolder.outdated`` names. ``newest`` is complete whatever happens here, so this only warns."""
+        try:
+            outdated = self.run.outdated(newest, lineage=lineage, keep=self.keep)
+        except Exception as error:
+            print(
+                f"checkpoint: cannot look for old ones in {self.run.checkpoints.uri}: {_short(error)}", file=sys.stderr
+            )
+            return
+        for old in outdated:
+            try:
+                old.join(MARKER).delete_file()  # first, so that one that is removed in part does not count
+                old.delete()
+            except Exception as error:
+                print(
+                    f"checkpoint: cannot remove the old {old.uri}: {_short(error)}; tried again after the next save",
+                    file=sys.stderr,
+                )
 
     def _discard(self, target: Location) -> None:
+        """Remove an incomplete checkpoint; one with a marker is good, though the ranks could not agree on it."""
         try:
-            target.delete()
-        except OSError as error:
-            print(f"checkpoint: cannot remove the incomplete {target.uri}: {error}", file=sys.stderr)
+            if not target.join(MARKER).exists():
+                target.delete()
+        except Exception as error:
+            print(f"checkpoint: cannot remove the incomplete {target.uri}: {_short(error)}", file=sys.stderr)
 
 
 def _short(error: BaseException) -> str:

@@ -62,6 +62,8 @@ class Loop:
     preempted: Callable[[], bool]
     room: Room | None = None
     """Where fewer ranks run than were asked for and checkpoints are written; on every rank, though only rank 0 asks."""
+    saved_step: int | None = None
+    """The step of which this run's own line has a checkpoint already (not where it began from another's)."""
     grown_to: int | None = None
     """Set where the attempt ended, with its checkpoint complete, for more ranks to go on."""
 
@@ -69,7 +71,7 @@ class Loop:
         self._waiting: tuple[int, Position, float, Numbers] | None = None
         self._last = Moment(self.ranks.device)
         self._timed: list[float] = []
-        self._saved_step = self.progress.step
+        self._saved_step = self.saved_step
         self._noticed = False
         self._poll_every = FIRST_POLL
         self._last_seconds = PREEMPTION_POLL_S
@@ -186,7 +188,7 @@ class Loop:
             return
         self.watch.beat(self.progress.step, "checkpoint", allow=SLOW_PHASES)
         self.checkpointer.save(self.progress.step, self.save_state(), {**self.facts, **self.progress.to_json()})
-        self._saved_step = self.progress.step
+        self._saved_step = self.saved_step
         if self.board is not None:
             self.board.sync()
 

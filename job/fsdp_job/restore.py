@@ -18,7 +18,7 @@ from torch.distributed.checkpoint.filesystem import FileSystemBase
 from fsdp_job.checkpoint import Tensors, _short
 from fsdp_job.errors import CheckpointError
 from fsdp_job.ranks import broadcast_from_first
-from fsdp_job.storage import Location, RunFolder, Saved, locate, read_saved
+from fsdp_job.storage import MARKER, Location, RunFolder, Saved, locate, read_saved
 
 
 class _ArrowFiles(FileSystemBase):
@@ -67,27 +67,32 @@ class _Reader(dcp.FileSystemReader):
 def candidates(run: RunFolder, resume: str, submission: str) -> list[Saved]:
     """Checkpoints that ``--resume`` allows, best first (rank 0 only; reads the storage).
 
-    ``auto``: this run's newest line of descent. ``never``: only those of this very submission, whose restarts must go on.
-    A path: that checkpoint, or the newest of that run's folder; then this submission's own once there are any.
+    ``auto``: this run's newest line of descent, back to the checkpoint that it began from. ``never``: only those of this very
+    submission, whose restarts must go on. A path: that checkpoint, or the newest of that run's folder; then this
+    submission's own once there are any.
     """
-    lineage = _current_lineage(run)
-    own = [s for s in run.saved() if s.marker.get("lineage") == lineage]
-    mine = [s for s in own if s.marker.get("submission") == submission]
     if resume == "auto":
-        return own
+        return _newest_line(run)
+    saved = run.saved()
+    lineage = run.current_lineage()
+    mine = [s for s in saved if s.lineage == lineage and s.marker.get("submission") == submission]
     if resume == "never" or mine:
         return mine
     return [_by_path(resume)]
 
 
-def _current_lineage(run: RunFolder) -> int | None:
-    attempts = run.past_attempts()
-    return attempts[-1].get("lineage") if attempts else None
+def _newest_line(run: RunFolder) -> list[Saved]:
+    saved = run.saved()
+    line, origin = run.line(run.current_lineage(), saved)
+    if origin is None:
+        return line
+    began = locate(origin)
+    gone = Saved(began, 0, 0, {}, f"{MARKER} is missing")
+    return [*line, read_saved(began) or gone]  # listed though it is gone: without it the run would start anew
 
 
 def _by_path(path: str) -> Saved:
-    location = locate(path)
-    found = read_saved(location) or next(iter(_run_at(path).saved()), None)
+    found = read_saved(locate(path)) or next(iter(_newest_line(_run_at(path))), None)
     if found is None:
         raise CheckpointError(
             f"--resume {path}: no complete checkpoint there (no folder with complete.json); "
@@ -134,7 +139,10 @@ def load_newest(found: list[Saved], tensors: Tensors, *, exact: bool) -> tuple[S
     paths: Any = broadcast_from_first([s.location.uri for s in found] if rank == 0 else None)
     for uri in paths:
         saved = read_saved(locate(uri))
-        bad: list[str] = ["cannot be read on this node"] if saved is None else damaged_files(saved, rank, world)
+        if saved is None:
+            bad = [f"{MARKER} is missing, or cannot be read on this node"]
+        else:
+            bad = [saved.damage] if saved.damage else damaged_files(saved, rank, world)
         everyone: list[Any] = [None] * world
         dist.all_gather_object(everyone, bad)
         problems = [text for answer in everyone for text in answer]
@@ -160,7 +168,7 @@ def load_newest(found: list[Saved], tensors: Tensors, *, exact: bool) -> tuple[S
             print(messages[-1] + "; trying the one before", file=sys.stderr, flush=True)
     if paths and not chosen:
         raise CheckpointError(
-            ("the checkpoint" if exact else "no checkpoint of this run")
-            + f" can be loaded: {messages[-1]}; --resume never starts anew"
+            ("the checkpoint cannot" if exact else "no checkpoint of this run can")
+            + f" be loaded: {messages[-1]}; --resume never starts anew"
         )
     return (chosen[0] if chosen else None), messages

@@ -6,24 +6,26 @@ Layout below ``STORAGE_PATH/RUN_NAME``: ``attempts/`` (one small file per start 
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import os
 import re
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from pyarrow import fs as pafs
 
 from fsdp_job import data_store
-from fsdp_job.errors import JobUsageError
+from fsdp_job.errors import CheckpointError, JobUsageError
 
 MARKER = "complete.json"
 READ_ATTEMPTS = 6
-_NAME = re.compile(r"^step-(\d{8})-a(\d{4})$")
+_NAME = re.compile(r"step-(\d{8,})-a(\d{4,})")
+_ATTEMPT = re.compile(r"attempt-(\d{4,})\.json")
 
 
 @dataclass(frozen=True)
@@ -41,9 +43,9 @@ class Location:
 
     def join(self, *parts: str) -> Location:
         """The folder or file below this one."""
-        base, _, query = self.uri.partition("?")
-        uri = "/".join([base.rstrip("/"), *parts]) + (f"?{query}" if query else "")
-        return Location(self.fs, "/".join([self.path.rstrip("/"), *parts]), uri)
+        return Location(
+            self.fs, "/".join([self.path.rstrip("/"), *parts]), "/".join([self.uri.rstrip("/"), *parts])
+        )  # fmt: skip
 
     def make(self) -> None:
         """Create the folder and its parents (S3 needs none)."""
@@ -62,13 +64,14 @@ class Location:
             return json.loads(stream.read())
 
     def write_json(self, value: Any) -> None:
-        """Write all or nothing: a local file is renamed into place, an S3 object appears at its end anyway."""
+        """Write all or nothing: a local file is renamed into place once the disk has it (a machine that loses power would
+        else leave an empty file under the name), an S3 object appears at its end anyway."""
         data = json.dumps(value, indent=1, sort_keys=True).encode()
-        target = self.path + ".tmp" if self.is_local else self.path
-        with self.fs.open_output_stream(target) as stream:
-            stream.write(data)
         if self.is_local:
-            Path(target).replace(self.path)
+            data_store.write_local(Path(self.path), data)
+            return
+        with self.fs.open_output_stream(self.path) as stream:
+            stream.write(data)
 
     def list(self, *, recursive: bool = False) -> list[Any]:
         """FileInfo of what lies in this folder; empty where it does not exist."""
@@ -78,6 +81,11 @@ class Location:
         """Delete the folder with all in it."""
         if self.exists():
             self.fs.delete_dir(self.path)
+
+    def delete_file(self) -> None:
+        """Delete the file, if there is one."""
+        with contextlib.suppress(FileNotFoundError):
+            self.fs.delete_file(self.path)
 
 
 class _PatientFile(io.RawIOBase):
@@ -134,7 +142,7 @@ class _PatientFile(io.RawIOBase):
 
 
 def locate(uri: str) -> Location:
-    """The folder that ``uri`` names: ``s3://bucket/prefix``, ``file:///…`` or a path (relative to the working folder)."""
+    """The folder that ``uri`` names: ``s3://bucket/prefix`` or a path (relative to the working folder)."""
     if "://" not in uri:
         path = Path(uri).expanduser().absolute()
         return Location(pafs.LocalFileSystem(), path.as_posix(), path.as_posix())
@@ -154,24 +162,40 @@ def default_storage_path() -> str:
 
 @dataclass(frozen=True)
 class Saved:
-    """One complete checkpoint: its folder and what its marker says."""
+    """One checkpoint: its folder and what its marker says. ``damage``: why it cannot be used, where that is known already."""
 
     location: Location
     step: int
     attempt: int
     marker: dict[str, Any]
+    damage: str | None = None
+
+    @property
+    def lineage(self) -> int | None:
+        """The attempt in which its line of descent began; None where nothing says it any more."""
+        return self.marker.get("lineage")
 
 
 def read_saved(location: Location) -> Saved | None:
-    """The checkpoint in this folder, or None where no (readable) marker says that it is complete."""
-    name = location.path.rstrip("/").rsplit("/", 1)[-1]
-    match = _NAME.match(name)
+    """The checkpoint in this folder, or None where no marker says that it is complete.
+
+    One whose marker is there but cannot be read was complete once: it is returned with its ``damage``, since a run that took
+    it for none would start anew.
+    """
+    match = _NAME.fullmatch(location.path.rstrip("/").rsplit("/", 1)[-1])
+    damage = None
     try:
         marker = location.join(MARKER).read_json()
-    except (FileNotFoundError, ValueError):
+        if not isinstance(marker, dict) or not isinstance(marker.get("files"), dict):
+            raise ValueError("it names no files")
+        if match is None:
+            return Saved(location, int(marker["step"]), 0, marker)
+    except (FileNotFoundError, NotADirectoryError):
         return None
-    step, attempt = (int(match[1]), int(match[2])) if match else (int(marker["step"]), 0)
-    return Saved(location, step, attempt, marker)
+    except (ValueError, KeyError, TypeError) as error:
+        marker, damage = {}, f"{MARKER} is damaged ({type(error).__name__}: {error})"
+    step, attempt = (int(match[1]), int(match[2])) if match else (0, 0)
+    return Saved(location, step, attempt, marker, damage)
 
 
 class RunFolder:
@@ -186,16 +210,84 @@ class RunFolder:
         """The folder of one checkpoint; the attempt in its name keeps a dead attempt's half-written one apart."""
         return self.checkpoints.join(f"step-{step:08d}-a{attempt:04d}")
 
+    def _folders(self) -> list[Location]:
+        """Checkpoints' folders, complete or not. What else lies there (a user's own, a file of the desktop) is not ours."""
+        return [
+            self.checkpoints.join(info.base_name)
+            for info in self.checkpoints.list()
+            if info.type == pafs.FileType.Directory and _NAME.fullmatch(info.base_name)
+        ]
+
     def saved(self) -> list[Saved]:
-        """Complete checkpoints, the newest (highest step, then attempt) first."""
-        found = [read_saved(self.checkpoints.join(info.base_name)) for info in self.checkpoints.list()]
-        return sorted((s for s in found if s is not None), key=lambda s: (s.step, s.attempt), reverse=True)
+        """Complete checkpoints, the newest (highest step, then attempt) first; also those whose marker is damaged, with the
+        line of descent that their attempt's record names."""
+        found = [s for s in map(read_saved, self._folders()) if s is not None]
+        found = [s if s.damage is None else replace(s, marker=self.attempt_record(s.attempt) or {}) for s in found]
+        return sorted(found, key=lambda s: (s.step, s.attempt), reverse=True)
+
+    def line(self, lineage: int | None, saved: list[Saved]) -> tuple[list[Saved], str | None]:
+        """Those of ``saved`` in one line of descent, best first, and the URI that it began from if that is not among them.
+
+        First the lineage's own, then (after a rewind by path) the one it began from and those before that, and so on.
+        """
+        out: list[Saved] = []
+        newest = (float("inf"), float("inf"))
+        while True:
+            out += [s for s in saved if s.lineage in (lineage, None) and (s.step, s.attempt) <= newest and s not in out]
+            record = self.attempt_record(lineage) if lineage is not None else None
+            origin = (record or {}).get("resumed_from")
+            began = next((s for s in saved if s.location.uri == origin), None)
+            if began is None or began.lineage is None or began.lineage >= (lineage or 0):
+                return out, origin if began is None else None
+            lineage, newest = began.lineage, (began.step, began.attempt)
+
+    def outdated(self, newest: Location, *, lineage: int | None, keep: int) -> list[Location]:
+        """Checkpoints to remove once ``newest`` of ``lineage`` is complete: all but ``keep``, and what is incomplete.
+
+        The line of descent counts first, then the step: after ``--resume never`` the discarded line's high steps must not
+        take the places of the new one's. One with a damaged marker stays: it may be all that is left.
+        """
+        saved = self.saved()
+        line = self.line(lineage, saved)[0]
+        whole = [s for s in line + [s for s in saved if s not in line] if s.damage is None]
+        known = {s.location.path for s in saved} | {newest.path}
+        return [s.location for s in whole[keep:] if s.location.path != newest.path] + [
+            folder for folder in self._folders() if folder.path not in known
+        ]
 
     def past_attempts(self) -> list[dict[str, Any]]:
         """What earlier attempts wrote when they began, in order."""
-        names = sorted(info.base_name for info in self.attempts.list() if info.base_name.endswith(".json"))
-        return [self.attempts.join(name).read_json() for name in names]
+        numbers = sorted(int(m[1]) for info in self.attempts.list() if (m := _ATTEMPT.fullmatch(info.base_name)))
+        return [record for number in numbers if (record := self.attempt_record(number)) is not None]
+
+    def attempt_record(self, number: int) -> dict[str, Any] | None:
+        """What this attempt wrote when it began; None where it wrote nothing."""
+        location = self.attempts.join(f"attempt-{number:04d}.json")
+        try:
+            record = location.read_json()
+            return {"attempt": number, **record}
+        except FileNotFoundError:
+            return None
+        except (ValueError, TypeError) as error:
+            raise CheckpointError(
+                f"{location.uri} cannot be read ({error}); it says which line of descent the run follows: remove it to go on "
+                "with that of the attempt before, or give another --run-name"
+            ) from error
 
     def record_attempt(self, number: int, facts: dict[str, Any]) -> None:
         self.attempts.make()
         self.attempts.join(f"attempt-{number:04d}.json").write_json({"attempt": number, **facts})
+
+    def next_attempt(self) -> int:
+        """A number that no attempt had: its checkpoints' folders must be new ones, also where a record was removed."""
+        names = [folder.path.rsplit("/", 1)[-1] for folder in self._folders()]
+        named = [int(match[2]) for name in names if (match := _NAME.fullmatch(name))]
+        return max([0, *named, *(record["attempt"] for record in self.past_attempts())]) + 1
+
+    def current_lineage(self) -> int | None:
+        """The line of descent that the latest attempt followed (without records: that of the latest attempt that saved)."""
+        past = self.past_attempts()
+        if past:
+            return past[-1].get("lineage")
+        known = [s for s in self.saved() if s.lineage is not None]
+        return max(known, key=lambda s: s.attempt).lineage if known else None

@@ -125,7 +125,7 @@ def train(job: Job) -> dict[str, Any]:
             steps=cfg.profile, first=cfg.warmup_steps + 1, cuda=ranks.device.type == "cuda",
             target=job.run.root.join("profile") if ranks.is_first else None,
         ),
-        preempted=job.preempted, room=_room(job, plan.global_batch),
+        preempted=job.preempted, room=_room(job, plan.global_batch), saved_step=resumed.saved_step,
     )  # fmt: skip
     try:
         loop.run()
@@ -148,6 +148,8 @@ class Resumed:
     attempt: int
     lineage: int
     global_batch: int
+    saved_step: int | None
+    """The step of ``saved`` where it is of this very line: then the line needs none of its own at that step."""
 
 
 def _resume(job: Job, tensors: Callable[[], dict[str, Any]], optimizer: optim.ShardedAdamW) -> Resumed:
@@ -156,21 +158,24 @@ def _resume(job: Job, tensors: Callable[[], dict[str, Any]], optimizer: optim.Sh
     found: list[Saved] = []
     facts: Any = None
     if ranks.is_first:
-        past = run.past_attempts()
         found = restore.candidates(run, cfg.resume, job.submission)
-        facts = {"attempt": max((a["attempt"] for a in past), default=0) + 1}
-    attempt = broadcast_from_first(facts)["attempt"]  # type: ignore[index]
+        facts = {"attempt": run.next_attempt(), "lineage": run.current_lineage()}
+    facts = broadcast_from_first(facts)
+    attempt: int = facts["attempt"]
     began = time.perf_counter()
     filled = tensors()
     by_path = cfg.resume not in ("auto", "never")
     saved, messages = restore.load_newest(found, filled, exact=by_path)
-    progress, lineage = Progress(), attempt
+    progress, lineage, of_this_line = Progress(), attempt, False
     global_batch = cfg.sequences_per_step(job.starting_world)
     if saved is not None:
         state.apply_loaded(filled, optimizer, ranks)
         progress = Progress.from_json(saved.marker)
         own_run = saved.location.path.startswith(run.root.path + "/")
-        lineage = saved.marker["lineage"] if own_run else attempt
+        # A rewind by path begins a line of its own, which `auto` then follows; a restart of it in the same submission goes on.
+        goes_on = not by_path or (own_run and saved.marker.get("submission") == job.submission)
+        lineage = facts["lineage"] if goes_on and facts["lineage"] is not None else attempt
+        of_this_line = own_run and saved.lineage == lineage
         global_batch = _global_batch(cfg, saved.marker, global_batch)
         if saved.marker["fingerprint"] != job.prepared.fingerprint:
             if own_run:
@@ -192,7 +197,10 @@ def _resume(job: Job, tensors: Callable[[], dict[str, Any]], optimizer: optim.Sh
             "restart", attempt=attempt, step=progress.step, world_size=ranks.world_size, passed_over=messages,
             resumed_from=saved.location.uri if saved else None, seconds=round(time.perf_counter() - began, 3),
         )  # fmt: skip
-    return Resumed(saved=saved, progress=progress, attempt=attempt, lineage=lineage, global_batch=global_batch)
+    return Resumed(
+        saved=saved, progress=progress, attempt=attempt, lineage=lineage, global_batch=global_batch,
+        saved_step=progress.step if of_this_line else None,
+    )  # fmt: skip
 
 
 def _global_batch(cfg: JobConfig, marker: dict[str, Any], from_flags: int) -> int:

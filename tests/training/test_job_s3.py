@@ -5,9 +5,10 @@ from __future__ import annotations
 import functools
 import logging
 import os
+import tempfile
 import threading
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from http.server import ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -57,13 +58,14 @@ def set_environment(values: dict[str, str], _rank: int) -> None:
 
 
 def train(
-    inputs: dict[str, Any], bucket: str, endpoint: str, monkeypatch: pytest.MonkeyPatch, *, world: int, **more: Any
-) -> Any:
+    inputs: dict[str, Any], bucket: str, endpoint: str, monkeypatch: pytest.MonkeyPatch, *, world: int,
+    before: Callable[[dict[str, str], int], None] = set_environment, **more: Any,
+) -> Any:  # fmt: skip
     values = {**ENVIRONMENT, "AWS_ENDPOINT_URL": f"http://{endpoint}"}
     for name, value in values.items():
         monkeypatch.setenv(name, value)
     flags = {**inputs, "storage_path": f"s3://{bucket}/team", "checkpoint_every": 2, **more}
-    return run_job(flags, world=world, name="run", starting_world=2, before=functools.partial(set_environment, values))
+    return run_job(flags, world=world, name="run", starting_world=2, before=functools.partial(before, values))
 
 
 def test_a_run_on_s3_saves_resumes_at_another_world_size_and_keeps_the_newest(
@@ -95,6 +97,48 @@ def test_a_cut_object_on_s3_is_found_and_passed_over(
     (restart,) = second.of("restart")
     assert restart["step"] == 2
     assert "__0_0.distcp has" in restart["passed_over"][0]
+
+
+def no_scratch_at_step_2(values: dict[str, str], rank: int) -> None:
+    """Rank 1 has no room to write its files before they go to S3, once."""
+    set_environment(values, rank)
+    from fsdp_job import checkpoint
+
+    make, calls = tempfile.mkdtemp, []
+
+    class Tempfile:
+        @staticmethod
+        def mkdtemp(**more: Any) -> str:
+            calls.append(1)
+            if rank == 1 and len(calls) == 1:
+                raise OSError(28, "No space left on device")
+            return make(**more)
+
+    checkpoint.tempfile = Tempfile  # type: ignore[assignment]
+
+
+def test_a_rank_without_room_for_its_upload_costs_one_checkpoint_only(
+    bucket: str, server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inputs = write_inputs(tmp_path)
+    run = train(inputs, bucket, server, monkeypatch, world=2, before=no_scratch_at_step_2, steps=6, keep=1)
+    assert [event["committed"] for event in run.of("checkpoint")] == [False, True, True]
+    assert "rank 1: OSError: [Errno 28] No space left" in run.of("checkpoint")[0]["error"]
+    listed = client(server).list_objects_v2(Bucket=bucket, Prefix="team/run/checkpoints/")["Contents"]
+    assert {item["Key"].split("/")[3] for item in listed} - {""} == {"step-00000006-a0001"}
+
+
+def test_a_damaged_marker_on_s3_is_passed_over_and_kept(
+    bucket: str, server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inputs = write_inputs(tmp_path)
+    train(inputs, bucket, server, monkeypatch, world=1, steps=4)
+    key = "team/run/checkpoints/step-00000004-a0001/complete.json"
+    client(server).put_object(Bucket=bucket, Key=key, Body=b"")
+    second = train(inputs, bucket, server, monkeypatch, world=1, steps=6, keep=1)
+    assert second.of("restart")[0]["step"] == 2
+    assert "complete.json is damaged" in second.of("restart")[0]["passed_over"][0]
+    assert client(server).head_object(Bucket=bucket, Key=key)
 
 
 @pytest.mark.matrix
