@@ -50,11 +50,11 @@ class Source:
 
     @property
     def compressed(self) -> bool:
-        return self.name.endswith(".gz")
+        return self.name.lower().endswith(".gz")
 
     @property
     def format(self) -> Format:
-        return _SUFFIXES.get(PurePosixPath(self.name.removesuffix(".gz")).suffix.lower(), "text")
+        return _SUFFIXES.get(_suffix(self.name), "text")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,13 +67,18 @@ class Piece:
     end: int | None = None
 
 
+def _suffix(name: str) -> str:
+    """What the file's name says of its content, whether or not that is compressed."""
+    return PurePosixPath(name.lower().removesuffix(".gz")).suffix
+
+
 def is_supported(name: str, *, explicit: bool) -> bool:
     """Whether a file of this name is read: any but known other kinds when the user named it, else known kinds only."""
-    suffix = PurePosixPath(name.removesuffix(".gz")).suffix.lower()
+    suffix = _suffix(name)
     if suffix == ".json" and not explicit:
         return False  # in a folder it is metadata far more often than text
     if suffix in _SUFFIXES:
-        return not (name.endswith(".gz") and _SUFFIXES[suffix] == "parquet")
+        return not (name.lower().endswith(".gz") and _SUFFIXES[suffix] == "parquet")
     return not _OTHER_SUFFIXES.fullmatch(suffix) if explicit else bool(_TEXT_SUFFIXES.fullmatch(suffix))
 
 
@@ -190,7 +195,7 @@ def _jsonl(piece: Piece, file: BinaryIO) -> Iterator[bytes]:
             continue
         try:
             row = json.loads(line)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:  # the latter for thousands of brackets within one another
             raise JobUsageError(
                 f"{at}: not a JSON object on one line ({error}); jsonl holds one object a line"
             ) from error

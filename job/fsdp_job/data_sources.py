@@ -78,8 +78,8 @@ def choose_readable(dataset: str, names: list[str], *, explicit: bool) -> set[st
 
 
 def is_hidden(name: str) -> bool:
-    """Files and folders that writers and editors leave: .git, __pycache__, _temporary of Spark."""
-    return any(part.startswith(".") or part in ("__pycache__", "_temporary") for part in name.split("/"))
+    """What writers, editors and file systems leave: .git, __pycache__, _temporary of Spark, lost+found of a volume."""
+    return any(part.startswith(".") or part in ("__pycache__", "_temporary", "lost+found") for part in name.split("/"))
 
 
 def _is_under(location: str, folders: Sequence[str]) -> bool:
@@ -97,15 +97,14 @@ def glob_to_regex(pattern: str) -> re.Pattern[str]:
 
 def _find_local(dataset: str, own: Sequence[str]) -> list[Source]:
     given = Path(dataset).expanduser()
+    own = [*own, *map(os.path.realpath, own)]
     if given.is_file():
         root, paths, explicit = given.parent, [given], True
     elif given.is_dir():
-        found = [path for path in given.rglob("*") if path.is_file()]
-        root, explicit = given, False
-        paths = [path for path in found if not is_hidden(path.relative_to(given).as_posix())]
+        root, paths, explicit = given, _walk(given, own), False
     elif _GLOB.search(str(given)):
-        matches = glob(str(given), recursive=True)  # noqa: PTH207  # Path.glob refuses absolute patterns
-        paths = [path for path in map(Path, matches) if path.is_file()]
+        _check_listable(str(given), own)
+        paths = [path for path in map(Path, _glob(str(given))) if path.is_file()]
         if not paths:
             raise JobUsageError(
                 f"--dataset {dataset}: no file matches the pattern (seen from {Path.cwd()}); allowed: {FORMS}"
@@ -117,10 +116,10 @@ def _find_local(dataset: str, own: Sequence[str]) -> list[Source]:
             "A path must exist where the job runs: put small files into the job's folder, large ones "
             "into s3:// or a shared folder"
         )
-    paths = [path for path in paths if not _is_under(str(path.absolute()), own)]
+    paths = [path for path in paths if not _is_own(path, own)]
     names = {path.relative_to(root).as_posix(): path for path in paths}
     sources = []
-    for name in choose_readable(dataset, list(names), explicit=explicit):
+    for name in _each_once(root, names, choose_readable(dataset, list(names), explicit=explicit)):
         path, status = names[name], names[name].stat()
         absolute = path.absolute()
         inside = absolute.is_relative_to(Path.cwd())
@@ -130,6 +129,65 @@ def _find_local(dataset: str, own: Sequence[str]) -> list[Source]:
     if sum(source.size for source in sources) <= CONTENT_DIGEST_LIMIT:
         sources = [replace(source, stamp=f"content {_digest(Path(source.location))}") for source in sources]
     return sources
+
+
+def _walk(root: Path, own: Sequence[str]) -> list[Path]:
+    """Every file below `root` but hidden and own ones, through links to folders too. OSError for a folder that cannot
+    be listed: its text would be missing from the training without a word.
+
+    Each folder once, so that a link to a folder above it ends; links come last, so that a folder goes by its own name.
+    """
+    found: list[Path] = []
+    seen: set[str] = set()
+    ahead = [str(root)]
+    while ahead:
+        for folder, folders, files in os.walk(ahead.pop(0), onerror=_raise):
+            if (real := os.path.realpath(folder)) in seen:
+                folders.clear()
+                continue
+            seen.add(real)
+            within = (Path(folder, name) for name in sorted(folders) if not is_hidden(name))
+            below = [path for path in within if not _is_own(path / "x", own)]
+            folders[:] = [path.name for path in below]  # os.walk goes on into these, but for the links
+            ahead += [str(path) for path in below if path.is_symlink()]
+            found += [path for path in (Path(folder, name) for name in sorted(files)) if not is_hidden(path.name)]
+    return [path for path in found if path.is_file()]
+
+
+def _raise(error: OSError) -> None:
+    raise error
+
+
+def _glob(pattern: str) -> list[str]:
+    return glob(pattern, recursive=True)  # noqa: PTH207  # Path.glob refuses absolute patterns
+
+
+def _check_listable(pattern: str, own: Sequence[str]) -> None:
+    """OSError where a folder that the pattern searches cannot be listed; glob passes over it."""
+    parts = pattern.split("/")
+    for number, part in enumerate(parts):
+        if not _GLOB.search(part):
+            continue
+        for folder in _glob("/".join(parts[:number]) + "/") if number else ["."]:
+            if part == "**":
+                _walk(Path(folder), own)
+            elif not _is_own(Path(folder, "x"), own):
+                os.scandir(folder).close()
+        if part == "**":
+            return
+
+
+def _is_own(path: Path, own: Sequence[str]) -> bool:
+    return _is_under(str(path.absolute()), own) or _is_under(os.path.realpath(path), own)
+
+
+def _each_once(root: Path, names: dict[str, Path], chosen: set[str]) -> list[str]:
+    """The chosen names in order, without those that lead by a link to a file that has another one: of several names of
+    a file the one that goes through no link, else the first."""
+    real = {name: os.path.realpath(names[name]) for name in chosen}
+    linked = {name: real[name] != os.path.join(os.path.realpath(root), name) for name in chosen}  # noqa: PTH118
+    kept = {real[name]: name for name in sorted(chosen, key=lambda name: (linked[name], name), reverse=True)}
+    return sorted(kept.values())
 
 
 def _digest(path: Path) -> str:

@@ -103,7 +103,7 @@ class Index:
         try:
             raw = json.loads(text)
             return cls(**{**raw, "shards": [Shard(**shard) for shard in raw["shards"]]})
-        except (ValueError, TypeError, KeyError) as error:
+        except (ValueError, TypeError, KeyError, RecursionError) as error:
             raise JobError(
                 f"{where} is damaged ({error}); remove its folder, it is packed again at the next start"
             ) from error

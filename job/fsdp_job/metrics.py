@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import queue
 import shutil
+import sys
 import tempfile
+import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,6 +32,11 @@ PEAK_BF16_TFLOPS: dict[str, float] = {
     "T4": 65.0,
     "RTX PRO 6000": 503.8,
 }
+
+BOARD_BACKLOG = 10_000
+"""Steps that may wait for TensorBoard's files (some MB); a store slower than that is not waited for."""
+BOARD_CLOSE_S = 30.0
+"""How long the end of a run waits for the last of them."""
 
 
 def peak_tflops(device_name: str) -> float | None:
@@ -80,37 +90,128 @@ def peak_memory_gib(device: torch.device) -> float:
 
 
 class Board:
-    """TensorBoard files of rank 0; written to a local folder and copied where the storage is remote."""
+    """TensorBoard files of rank 0; written to a local folder and copied where the storage is remote.
+
+    A picture of the training, never a reason to end it: writing and copying happen in a thread of the board's own, so that
+    a full disk or a store that does not answer neither raises into the loop nor holds it up. The first trouble is told on
+    stderr and switches the board off.
+    """
 
     def __init__(self, target: Location) -> None:
+        self._target = target
+        self._scratch: Path | None = None
+        self._off = False
+        self._events: Any = None
+        self._telling = threading.Lock()
+        self._tasks: queue.Queue[Callable[[], None] | None] = queue.Queue(BOARD_BACKLOG)
+        try:
+            self._open()
+        except Exception as error:
+            self._switch_off(error)
+        self._thread = threading.Thread(target=self._work, name="tensorboard", daemon=True)
+        self._thread.start()
+
+    def add(self, step: int, fields: dict[str, Any]) -> None:
+        """Note one step's numbers; written soon after."""
+        self._ask(lambda: self._write(step, fields))
+
+    def sync(self) -> None:
+        """Ask for a flush, and for a copy to remote storage."""
+        self._ask(self._flush)
+
+    def close(self) -> None:
+        """Write and copy what is left; waits at most ``BOARD_CLOSE_S``."""
+        self._ask(self._end)
+        try:
+            self._tasks.put_nowait(None)
+            self._thread.join(BOARD_CLOSE_S)
+        except queue.Full:
+            return  # told already: the thread hangs
+        if self._thread.is_alive():
+            self._switch_off(TimeoutError(f"still not written after {BOARD_CLOSE_S:g} s"))
+        elif self._scratch is not None:
+            shutil.rmtree(self._scratch, ignore_errors=True)
+
+    def _ask(self, task: Callable[[], None]) -> None:
+        if self._off:
+            return
+        try:
+            self._tasks.put_nowait(task)
+        except queue.Full:
+            self._switch_off(TimeoutError(f"{BOARD_BACKLOG} steps wait to be written"))
+
+    def _work(self) -> None:
+        for task in iter(self._tasks.get, None):
+            if not self._off:
+                try:
+                    task()
+                except Exception as error:
+                    self._switch_off(error)
+                    self._let_go()
+
+    def _let_go(self) -> None:
+        """Close what still can be; else tensorboardX would wait for its thread at the end of the process."""
+        with contextlib.suppress(Exception):
+            self._check_alive()
+            self._events._closed = False
+            self._writer.close()
+        if self._events is not None:
+            self._events._closed = True
+
+    def _switch_off(self, error: Exception) -> None:
+        with self._telling:
+            told, self._off = self._off, True
+        if self._events is not None:
+            self._events._closed = True  # see _let_go
+        if not told:
+            print(
+                f"tensorboard: cannot write to {self._target.uri}: {type(error).__name__}: {error}; training goes on without "
+                "TensorBoard, the step events hold the same numbers", file=sys.stderr, flush=True,
+            )  # fmt: skip
+
+    def _open(self) -> None:
         try:
             from tensorboardX import SummaryWriter
         except ImportError:
             from torch.utils.tensorboard import SummaryWriter
 
-        self._target = target
-        self._scratch = None if target.is_local else Path(tempfile.mkdtemp(prefix="tensorboard-"))
-        folder = self._scratch or Path(target.path)
-        folder.mkdir(parents=True, exist_ok=True)
-        self._folder = folder
-        self._writer = SummaryWriter(str(folder), flush_secs=30)
+        if not self._target.is_local:
+            self._scratch = Path(tempfile.mkdtemp(prefix="tensorboard-"))
+        self._folder = self._scratch or Path(self._target.path)
+        self._folder.mkdir(parents=True, exist_ok=True)
+        self._writer = SummaryWriter(str(self._folder), max_queue=0, flush_secs=30)  # no limit, so no `put` that waits
+        self._events = getattr(getattr(self._writer, "file_writer", None), "event_writer", None)
+        self._inner: threading.Thread | None = getattr(self._events, "_worker", None)
+        self._pending: Any = getattr(self._events, "_event_queue", None)
+        if self._pending is not None and hasattr(self._pending, "cancel_join_thread"):
+            self._pending.cancel_join_thread()  # else the process could not end while nobody reads that queue
 
-    def add(self, step: int, fields: dict[str, Any]) -> None:
+    def _check_alive(self) -> None:
+        """tensorboardX writes in a thread that the first error ends, and what is added then piles up."""
+        if self._inner is not None and not self._inner.is_alive():
+            raise RuntimeError("its writer's thread ended by an error (above)")
+        if self._pending is not None and self._pending.qsize() > 10 * BOARD_BACKLOG:
+            raise TimeoutError(f"{10 * BOARD_BACKLOG} numbers wait to be written")
+
+    def _write(self, step: int, fields: dict[str, Any]) -> None:
         for name, value in fields.items():
             if isinstance(value, int | float) and name != "step":
+                self._check_alive()
                 self._writer.add_scalar(f"train/{name}", value, step)
 
-    def sync(self) -> None:
-        """Flush, and copy to remote storage."""
+    def _flush(self) -> None:
+        self._check_alive()
         self._writer.flush()
+        self._copy()
+
+    def _end(self) -> None:
+        self._check_alive()
+        self._writer.close()  # waits for the writer's thread; only then the files hold all that was added
+        self._copy()
+
+    def _copy(self) -> None:
         if self._scratch is not None:
             upload_folder(self._folder, self._target)
-
-    def close(self) -> None:
-        self.sync()
-        self._writer.close()
-        if self._scratch is not None:
-            shutil.rmtree(self._scratch, ignore_errors=True)
 
 
 def upload_folder(source: Path, target: Location) -> None:

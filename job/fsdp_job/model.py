@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import copy
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -90,8 +92,39 @@ def parameters_on_meta() -> Iterator[None]:
 def load_config(cfg: JobConfig, architecture: dict[str, Any] | None = None) -> Any:
     """The transformers configuration that a run asks for; errors name the file or id and the remedy.
 
-    ``architecture``: what ``read_architecture`` gave; absent, the file is read here.
+    Raises ModelError too where its learned positions are fewer than ``seq_len``. ``architecture``: what ``read_architecture`` gave; absent, the file is read here.
     """
+    config = _read_config(cfg, architecture)
+    limit = getattr(config, "max_position_embeddings", None)
+    if isinstance(limit, int) and cfg.seq_len > limit and _learns_positions(config, limit):
+        raise ModelError(
+            f"--seq_len must be at most {limit} for {_flag(cfg)}, got {cfg.seq_len}: {config.model_type!r} has a learned table "
+            f"of {limit} positions; give --seq_len {limit} or less, or a model with rotary positions, such as llama or qwen2"
+        )
+    return config
+
+
+def _flag(cfg: JobConfig) -> str:
+    return f"--model-config {cfg.model_config}" if cfg.model_config else f"--model-id {cfg.effective_model_id}"
+
+
+def _learns_positions(config: Any, limit: int) -> bool:
+    """Whether positions are looked up in a table with a row each (two more in OPT); rotary ones are computed.
+
+    Asked of the model, since no field of the configuration tells; where none can be made, ``build`` says why.
+    """
+    from transformers import AutoModelForCausalLM
+
+    try:
+        with parameters_on_meta():
+            model = AutoModelForCausalLM.from_config(copy.deepcopy(config))
+    except (KeyError, ValueError):
+        return False
+    tables = ((n.rpartition(".")[2], m) for n, m in model.named_modules() if isinstance(m, nn.Embedding))
+    return any(re.search("pos|wpe", name) and limit <= table.num_embeddings <= limit + 2 for name, table in tables)
+
+
+def _read_config(cfg: JobConfig, architecture: dict[str, Any] | None) -> Any:
     from transformers import AutoConfig
 
     source = cfg.model_config or cfg.effective_model_id or ""
@@ -121,7 +154,7 @@ def build(cfg: JobConfig, device_type: str = "cpu", architecture: dict[str, Any]
 
     config = load_config(cfg, architecture)
     config.use_cache = False
-    flag = f"--model-config {cfg.model_config}" if cfg.model_config else f"--model-id {cfg.effective_model_id}"
+    flag = _flag(cfg)
     try:
         kind = attention.choose(config, MODEL_FOR_CAUSAL_LM_MAPPING[type(config)], device_type)
         with parameters_on_meta():

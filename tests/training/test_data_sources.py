@@ -5,8 +5,9 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -145,6 +146,105 @@ def test_small_files_share_a_unit_and_large_ones_get_several(tmp_path: Path) -> 
     assert [len(unit) for unit in group_units(find_sources(str(tmp_path)), 100)] == [4, 4, 2]
 
 
+def as_nobody(call: Callable[[], Any]) -> str:
+    """The message of what `call` raises in a process that mode bits stop (tests may run as root, whom they don't)."""
+    ours, theirs = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            if os.getuid() == 0:
+                os.setgid(65534)
+                os.setuid(65534)
+            os.write(theirs, repr(call()).encode())
+        except BaseException as error:
+            os.write(theirs, f"{type(error).__name__}: {error}".encode())
+        os._exit(0)
+    os.close(theirs)
+    with open(ours, "rb") as answer:  # noqa: PTH123  # a descriptor
+        os.waitpid(child, 0)
+        return answer.read().decode()
+
+
+@pytest.fixture
+def open_path() -> Iterator[Path]:
+    """A folder that every user can reach, which pytest's own is not."""
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o755)
+        yield Path(folder)
+
+
+@pytest.mark.parametrize("form", ["{}", "{}/**/*.txt", "{}/*/*.txt", "{}/**", "{}/sub/*"])
+def test_a_subfolder_that_may_not_be_read_is_named(open_path: Path, form: str) -> None:
+    (open_path / "a.txt").write_text("hello")
+    (open_path / "sub").mkdir()
+    (open_path / "sub" / "b.txt").write_text("secret")
+    (open_path / "sub").chmod(0)
+    told = as_nobody(lambda: find_sources(form.format(open_path)))
+    (open_path / "sub").chmod(0o755)
+    assert told.startswith("JobUsageError: --dataset") and "sub" in told.split("cannot be read")[0].rpartition(":")[2]
+    assert "cannot be read: Permission denied; check its permissions" in told
+
+
+def test_what_a_volume_keeps_for_itself_need_not_be_readable(open_path: Path) -> None:
+    (open_path / "a.txt").write_text("hello")
+    for name in ("lost+found", ".snapshots"):
+        (open_path / name).mkdir(mode=0)
+    assert "name='a.txt'" in as_nobody(lambda: find_sources(str(open_path)))
+
+
+@pytest.mark.parametrize("form", ["", "/**/*.jsonl", "/**"])
+def test_a_link_to_a_folder_above_counts_nothing_twice(tmp_path: Path, form: str) -> None:
+    (tmp_path / "a.jsonl").write_text('{"text": "once"}\n')
+    (tmp_path / "0").symlink_to(tmp_path)
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "b.jsonl").write_text('{"text": "below"}\n')
+    assert [source.name for source in find_sources(f"{tmp_path}{form}")] == ["a.jsonl", "sub/b.jsonl"]
+
+
+@pytest.mark.parametrize("form", ["", "/**/*.txt"])
+def test_a_linked_subfolder_is_read_like_any_other(tmp_path: Path, form: str) -> None:
+    for name in ("data", "real"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "real" / "b.txt").write_text("linked")
+    (tmp_path / "data" / "a.txt").write_text("own")
+    (tmp_path / "data" / "more").symlink_to(tmp_path / "real")
+    (tmp_path / "data" / "again").symlink_to(tmp_path / "real")
+    found = find_sources(f"{tmp_path}/data{form}")
+    assert [source.name for source in found] == ["a.txt", "again/b.txt"]
+
+
+@pytest.mark.parametrize("form", ["", "/*.txt", "/**"])
+def test_a_file_of_several_names_is_read_once_by_the_name_that_tells_its_kind(tmp_path: Path, form: str) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "blob").write_text("kept elsewhere, as the hub's cache does")
+    (tmp_path / "data" / "z.txt").write_text("real")
+    (tmp_path / "data" / "a.txt").symlink_to("z.txt")
+    (tmp_path / "data" / "b.txt").symlink_to(tmp_path / "blob")
+    (tmp_path / "data" / "self.txt").symlink_to("self.txt")
+    assert [source.name for source in find_sources(f"{tmp_path}/data{form}")] == ["b.txt", "z.txt"]
+
+
+def test_the_jobs_own_output_is_not_read_through_a_link_either(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "a.txt").write_text("text")
+    (tmp_path / "storage").mkdir()
+    (tmp_path / "storage" / "log.txt").write_text("not data")
+    (tmp_path / "data" / "out").symlink_to(tmp_path / "storage")
+    for form in ("", "/**"):
+        assert [s.name for s in find_sources(f"{tmp_path}/data{form}", own=[str(tmp_path / "storage")])] == ["a.txt"]
+
+
+def test_endings_count_without_regard_to_case(tmp_path: Path) -> None:
+    (tmp_path / "A.JSONL.GZ").write_bytes(gzip.compress(b'{"text": "one"}\n{"text": "two"}\n'))
+    assert read(tmp_path) == read(tmp_path / "A.JSONL.GZ") == [b"one", b"two"]
+    (tmp_path / "A.JSONL.GZ").rename(tmp_path / "kept.bin")
+    (tmp_path / "C.TXT.Gz").write_bytes(gzip.compress(b"hello"))
+    assert read(tmp_path) == read(tmp_path / "C.TXT.Gz") == [b"hello"]
+    (tmp_path / "t.parquet.GZ").write_bytes(b"")
+    with pytest.raises(JobUsageError, match="of a kind that is not read"):
+        find_sources(str(tmp_path / "t.parquet.GZ"))
+
+
 def test_the_jobs_own_output_inside_the_folder_is_not_read(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("some text to pack")
     pack(tmp_path, tmp_path)
@@ -168,6 +268,7 @@ WRONG = {
     "no parquet": ("broken.parquet", r"broken\.parquet is not a whole parquet file"),
     "no key": ("keys.jsonl", r"keys\.jsonl, byte 14 has no column text or content; its columns: body"),
     "no json": ("bad.jsonl", r"bad\.jsonl, byte 0: not a JSON object on one line"),
+    "deep json": ("deep.jsonl", r"deep\.jsonl, byte 14: not a JSON object on one line \(maximum recursion depth"),
     "a list": ("list.jsonl", r"list\.jsonl, byte 0: expected a JSON object, got list"),
     "no string": ("number.jsonl", r"number\.jsonl, byte 0: text must be a string, got int"),
     "no text": ("blank", r"holds 1 files but no text"),
@@ -188,6 +289,7 @@ def wrong(tmp_path: Path) -> Path:
     (tmp_path / "broken.parquet").write_bytes(b"PAR1 this is no parquet file PAR1")
     (tmp_path / "keys.jsonl").write_text('{"text": "a"}\n{"body": "b"}\n')
     (tmp_path / "bad.jsonl").write_text("{oops\n")
+    (tmp_path / "deep.jsonl").write_text('{"text": "a"}\n{"text": "b", "more": ' + "[" * 100_000 + "]" * 100_000 + "}\n")
     (tmp_path / "list.jsonl").write_text("[1]\n")
     (tmp_path / "number.jsonl").write_text('{"text": 1}\n')
     return tmp_path

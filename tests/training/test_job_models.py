@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import subprocess
@@ -17,8 +18,8 @@ from fsdp_job import weights
 from fsdp_job.architecture import check_architecture
 from fsdp_job.config import JobConfig
 from fsdp_job.errors import ModelError
-from fsdp_job.model import CausalLMLoss, build, count_parameters, find_blocks
-from tests.training.job_ranks import call_on_ranks
+from fsdp_job.model import CausalLMLoss, build, count_parameters, find_blocks, load_config
+from tests.training.job_ranks import call_on_ranks, run_job, write_inputs
 
 SMALL = {"vocab_size": 96, "max_position_embeddings": 64}
 WIDE = {"hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4}
@@ -156,6 +157,38 @@ def test_a_wrong_model_config_is_one_clear_error(tmp_path: Path, content: str, m
 def test_a_missing_model_config_names_the_file(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"no such file.*nowhere\.json"):
         build(JobConfig(model_config=str(tmp_path / "nowhere.json")))
+
+
+@pytest.mark.parametrize("name", ["gpt2", "opt", "biogpt"])
+def test_more_tokens_than_learned_positions_are_refused_before_the_data_is_read(tmp_path: Path, name: str) -> None:
+    extra = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
+    values = {"model_type": name, **SMALL, **ARCHITECTURES.get(name, extra)}
+    path = tmp_path / "model.json"
+    path.write_text(json.dumps(values))
+    assert load_config(JobConfig(model_config=str(path), seq_len=64)).model_type == name
+    message = rf"--seq_len must be at most 64 for --model-config .*model\.json, got 65: '{name}' has .*; give --seq_len 64 or less"
+    with pytest.raises(ModelError, match=message) as caught:
+        load_config(JobConfig(model_config=str(path), seq_len=65))
+    assert (caught.value.exit_code, caught.value.retryable) == (2, False)
+    (tmp_path / "model").mkdir()
+    path.rename(tmp_path / "model" / "config.json")
+    with pytest.raises(ModelError, match=r"at most 64 for --model-id .*model, got 65"):
+        load_config(JobConfig(model_id=str(tmp_path / "model"), seq_len=65))
+
+
+@pytest.mark.parametrize("name", ["qwen2", "llama", "gpt_neox", "phi", "gemma2", "falcon"])
+def test_a_model_that_computes_its_positions_may_go_beyond_those_it_was_trained_with(tmp_path: Path, name: str) -> None:
+    cfg = dataclasses.replace(config_of(tmp_path, name), seq_len=65)
+    assert load_config(cfg).max_position_embeddings == 64
+
+
+def test_a_run_with_too_few_learned_positions_takes_no_step_and_is_not_tried_again(tmp_path: Path) -> None:
+    flags = write_inputs(tmp_path)
+    values = {"model_type": "gpt2", "vocab_size": 260, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 16}
+    Path(flags["model_config"]).write_text(json.dumps(values))
+    with pytest.raises(ModelError, match="--seq_len must be at most 16"):  # from the driver, which prepares the data
+        run_job(flags, world=1, name="a")
+    assert not Path(flags["storage_path"]).exists(), "refused before the data is packed"
 
 
 NO_MODELS = {"mamba": "that sdpa supports", "rwkv": "that sdpa supports", "t5": "no causal language model", "vit": "no causal language model"}
