@@ -9,8 +9,10 @@ import pytest
 
 pytest.importorskip("ray")
 
+import ray
 from ray import cloudpickle
 from ray.train.torch import TorchTrainer
+from ray.train.v2.api import data_parallel_trainer
 
 from fsdp_job import driver
 from fsdp_job.config import JobConfig
@@ -77,11 +79,13 @@ def test_ray_is_asked_for_numbers_of_ranks_that_divide_the_global_batch(
         return SimpleNamespace(error=None)
 
     monkeypatch.setattr(TorchTrainer, "_initialize_and_run_controller", run)
+    monkeypatch.setattr(data_parallel_trainer, "ObjectRefWrapper", lambda function: function)  # it would start Ray in this process
     trainer(JobConfig(min_workers=4, batch_size=2), world=32).fit()
     policy = given["scaling_policy"]
     monkeypatch.setattr(policy, "_maybe_send_resource_request", lambda: None)
     monkeypatch.setattr(policy, "_get_reserved_resources", lambda: [{"CPU": 1.0}] * placeable)
     decision = policy.make_decision_for_non_running_worker_group()
+    assert not ray.is_initialized()
     assert decision.num_workers == ranks
     assert type(cloudpickle.loads(cloudpickle.dumps(policy))).__name__ == "DividingPolicy"  # it travels to the controller
 
