@@ -50,6 +50,7 @@ class Slow(World):
         self.tell()
         return answer
 import signal
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests themselves may run under nohup
 world = CdkWorld.__new__(CdkWorld)
 world.folder, world.home, world.path = Path.cwd(), "us-west-2", Path.cwd() / "world.json"
 world.node_group, world.eks_calls, world.settles, world.subnet_zones, world.denied = {{"desiredSize": 2}}, [], {{}}, (), set()

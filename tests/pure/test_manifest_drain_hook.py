@@ -110,9 +110,9 @@ def test_the_hook_drains_this_node_as_a_preemption_with_the_time_that_is_left(po
 
 def test_a_mark_of_an_earlier_checkpoint_does_not_end_the_wait(pod: Path) -> None:
     (pod / "checkpointed").touch()
-    done, seconds = _run(pod, SHUTDOWN_MARGIN_SECONDS + 2)
+    done, seconds = _run(pod, SHUTDOWN_MARGIN_SECONDS + 3)
     assert done.returncode == 0
-    assert seconds >= 1.9
+    assert seconds >= 1.9  # the hook counts whole seconds, so that the first may be a short one
     assert not (pod / "checkpointed").exists()
 
 
