@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fsdp_job.checkpoint import Checkpointer
+from fsdp_job.checkpoint import Checkpointer, SaveResult
 from fsdp_job.config import BatchPlan, JobConfig
 from fsdp_job.data import Position, PreparedData, open_batches
 from fsdp_job.errors import CheckpointError, NonFiniteLossError
@@ -192,13 +192,15 @@ class Loop:
         if self.board is not None:
             self.board.sync()
 
-    def _wait_for_save(self, step: int) -> None:
-        if self.checkpointer is not None:
-            self.watch.beat(step, "checkpoint", allow=SLOW_PHASES)
-            self.checkpointer.wait()
+    def _wait_for_save(self, step: int) -> SaveResult | None:
+        """What became of the save in flight; None where there is none."""
+        if self.checkpointer is None:
+            return None
+        self.watch.beat(step, "checkpoint", allow=SLOW_PHASES)
+        return self.checkpointer.wait()
 
     def _take_room(self, step: int, *, look: bool, saved: bool) -> None:
-        assert self.room is not None and self.checkpointer is not None
+        assert self.room is not None
         if look and self.ranks.is_first:
             self.room.look()
         if not saved:
@@ -206,19 +208,16 @@ class Loop:
         size = broadcast_from_first(self.room.size() if self.ranks.is_first else None)
         if size is None:
             return
-        self._wait_for_save(step)
-        result = self.checkpointer.wait()
+        result = self._wait_for_save(step)
         if broadcast_from_first(result is None or result.committed):
             self.grown_to = int(size)  # type: ignore[call-overload]
 
     def _finish(self) -> None:
         """The final checkpoint, waited for; a run whose end cannot be saved has failed."""
         self._save()
-        if self.checkpointer is not None:
-            self.watch.beat(self.progress.step, "checkpoint", allow=SLOW_PHASES)
-            result = self.checkpointer.wait()
-            if result is not None and not result.committed:
-                raise CheckpointError(f"the last checkpoint could not be saved to {result.path}: {result.error}")
+        result = self._wait_for_save(self.progress.step)
+        if result is not None and not result.committed:
+            raise CheckpointError(f"the last checkpoint could not be saved to {result.path}: {result.error}")
         self.profile.finish()
 
     @property

@@ -218,3 +218,12 @@ def _find(text: str, path: tuple[str, ...]) -> int:
     for name in path:
         start = _members(text, start)[name][1]
     return start
+
+
+def check_changeable(path: Path, folder: str) -> None:
+    """Raises UsageError where ``write_settings`` would fail: told before anybody pays or waits. ``folder``: its name in messages."""
+    from .writable import check_writable
+
+    write_settings(path, {})  # reads it as the write will
+    # A new file takes the old one's place, so the folder decides.
+    check_writable(path.resolve().parent, folder, folder=True)

@@ -79,12 +79,13 @@ def run(args: argparse.Namespace) -> int:
 
 def scale(args: argparse.Namespace, settings: Settings, deployment: Deployment, *, now: Callable[[], datetime]) -> int:
     """The command with its clients given. Raises ClusterNotReadyError (exit code 6) where no training stack stands."""
+    from eks_ray_train.cli.cdk_json import check_changeable
     from eks_ray_train.cli.stack_state import TRAINING
 
     region = deployment.session.home
     if args.nodes == 0:
         return _to_zero(args, settings, deployment, region)
-    _check_cdk_json()
+    check_changeable(Path("cdk.json"), "the folder of cdk.json")
     deployment.settle(region)
     if not deployment.training_stands(region):
         raise ClusterNotReadyError(f"no training stack stands in {region}; deploy with `eks-ray-train up`")
@@ -167,17 +168,6 @@ def _end_holds(settings: Settings, deployment: Deployment, region: str, state: S
                 f"cancel-capacity-reservation --capacity-reservation-id {held.id} --region {region}`"
             ) from None
         note(f"EC2: reservation {held.id} ({held.total} x {held.instance_type}) is cancelled")
-
-
-def _check_cdk_json() -> None:
-    """Raises UsageError where cdk.json could not be written at the end: told before anybody pays or waits."""
-    from eks_ray_train.cli.cdk_json import write_settings
-    from eks_ray_train.cli.writable import check_writable
-
-    path = Path("cdk.json")
-    write_settings(path, {})  # reads it as the write will
-    # A new file takes the old one's place, so the folder decides.
-    check_writable(path.resolve().parent, "the folder of cdk.json", folder=True)
 
 
 def _up_to(

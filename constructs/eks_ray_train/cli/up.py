@@ -68,14 +68,12 @@ def run(args: argparse.Namespace) -> int:
 
 def _check_cdk_json() -> None:
     """Raises UsageError where cdk.json could not be written later: told before EC2 is asked and anybody pays."""
-    from eks_ray_train.cli.cdk_json import write_settings
+    from eks_ray_train.cli.cdk_json import check_changeable
     from eks_ray_train.cli.writable import check_writable
 
     path = Path("cdk.json")
-    write_settings(path, {})  # reads it as the write will
+    check_changeable(path, "up writes cdk.json anew, and the folder")
     check_writable(path, "up writes the place that it finds into the settings, and")
-    # A new file takes the old one's place, so the folder has its say as well.
-    check_writable(path.resolve().parent, "up writes cdk.json anew, and the folder", folder=True)
 
 
 def deploy(args: argparse.Namespace, settings: Settings, named: list[str], deployment: Deployment) -> int:
